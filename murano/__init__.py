@@ -1,0 +1,61 @@
+"""Murano: look inside language models. Public names are imported when they are first used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from murano._lazy import lazy_exports
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from murano import errors as errors
+    from murano import keys as keys
+    from murano.address import Address as Address
+    from murano.artifacts.logit_lens import LogitLensResult as LogitLensResult
+    from murano.artifacts.run import load_logit_lens as load_logit_lens
+    from murano.artifacts.run import load_run as load_run
+    from murano.errors import ArtifactError as ArtifactError
+    from murano.errors import InputError as InputError
+    from murano.errors import MissingExtraError as MissingExtraError
+    from murano.errors import MissingKeyError as MissingKeyError
+    from murano.errors import ModelError as ModelError
+    from murano.errors import MuranoError as MuranoError
+    from murano.errors import PipelineError as PipelineError
+    from murano.errors import ReadoutError as ReadoutError
+    from murano.errors import UnsupportedModelError as UnsupportedModelError
+    from murano.keys import Key as Key
+    from murano.model import MuranoModel as MuranoModel
+    from murano.pipeline import Pipeline as Pipeline
+    from murano.prompts import Prompt as Prompt
+    from murano.prompts import PromptBatch as PromptBatch
+    from murano.results import Results as Results
+    from murano.steps.base import Step as Step
+    from murano.steps.base import step as step
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "murano.address": ["Address"],
+            "murano.artifacts.logit_lens": ["LogitLensResult"],
+            "murano.artifacts.run": ["load_logit_lens", "load_run"],
+            "murano.errors": [
+                "ArtifactError",
+                "InputError",
+                "MissingExtraError",
+                "MissingKeyError",
+                "ModelError",
+                "MuranoError",
+                "PipelineError",
+                "ReadoutError",
+                "UnsupportedModelError",
+            ],
+            "murano.keys": ["Key"],
+            "murano.model": ["MuranoModel"],
+            "murano.pipeline": ["Pipeline"],
+            "murano.prompts": ["Prompt", "PromptBatch"],
+            "murano.results": ["Results"],
+            "murano.steps.base": ["Step", "step"],
+        },
+        modules=["errors", "keys"],
+    )

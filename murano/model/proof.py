@@ -1,0 +1,195 @@
+"""The proof of a readout: made when a model is loaded, kept with it, and carried by every artifact.
+
+The test that means something is the *cross test*: while prompt A's tokens run, prompt B's last residual is injected, and
+B's logits must come out. A tail that also reads A's tokens, an earlier block or a second stream fails it; a test with one prompt
+would pass whatever the tail reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from murano.errors import UnsupportedModelError
+from murano.model.anatomy import BATCH, POSITIONS, Anatomy, probe_ids, run
+from murano.model.stream import get_at
+from murano.model.tail import Replay, ShortPath, Tail, trace_short_path
+from murano.model.watch import Call, Watcher, at_rest, logits_of
+
+
+@dataclass(frozen=True)
+class ReadoutProof:
+    """How residuals become logits in this model, and how that was shown to be the model's own way.
+
+    Args:
+        path: ``"short"`` (norm, unembedding and arithmetic as they were recorded) or ``"replay"`` (the model's own forward
+            with its blocks bypassed).
+        steps: what the path does, in words.
+        exact: whether every logit of the cross test was equal to the bit.
+        max_difference: the largest absolute difference of a logit in the cross test.
+        row_difference: the largest absolute difference when rows are read one at a time, at another matrix shape.
+        padding_difference: the largest absolute difference of a logit when tokens are appended after it.
+        scale: the largest absolute logit, to judge the differences by.
+        prompts: the token ids on which it was proved.
+        n_layers: how many block calls there are.
+        model_class: the class of the model.
+        dtype: of the logits.
+        reason: why the short path is not used, where it is not.
+    """
+
+    path: str
+    steps: str
+    exact: bool
+    max_difference: float
+    row_difference: float
+    padding_difference: float
+    scale: float
+    prompts: list[list[list[int]]] = field(repr=False)
+    n_layers: int
+    model_class: str
+    dtype: str
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as they are saved."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        found = "equal to the bit" if self.exact else f"largest difference {self.max_difference:.3g}"
+        lines = [
+            f"{self.model_class}: {self.n_layers} layers, read by the {self.path} path",
+            f"  {self.steps}",
+            f"  cross test on {BATCH} × {POSITIONS} tokens in {self.dtype}: {found} (largest logit {self.scale:.3g})",
+            f"  rows read one by one: {self.row_difference:.3g}; tokens appended: {self.padding_difference:.3g}",
+        ]
+        if self.reason:
+            lines.append(f"  no short path: {self.reason}")
+        return "\n".join(lines)
+
+
+def rounding(logits: Tensor) -> float:
+    """How far two correct computations of these logits may differ: products of another shape round differently."""
+    eps = {torch.float64: 1e-12, torch.float32: 2e-5}.get(logits.dtype, torch.finfo(logits.dtype).eps * 2)
+    finite = logits[logits.isfinite()]
+    return float(eps * max(1.0, float(finite.abs().max()) if finite.numel() else 1.0))
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    """The largest absolute difference; equal infinities do not count, a NaN or another shape is infinite."""
+    if a.shape != b.shape:
+        return float("inf")
+    if torch.equal(a, b):
+        return 0.0
+    gap = torch.where(a == b, 0.0, (a.double() - b.double()).abs())
+    return float(gap.nan_to_num(nan=float("inf")).max())
+
+
+@torch.no_grad()
+def prove(anatomy: Anatomy) -> tuple[Tail, ReadoutProof]:
+    """Find the tail and prove it.
+
+    Args:
+        anatomy: a model and its blocks.
+
+    Returns:
+        The tail that may be used, and its proof.
+
+    Raises:
+        UnsupportedModelError: neither path gives the model's own logits, or later tokens change earlier predictions.
+    """
+    model, name = anatomy.model, type(anatomy.model).__name__
+    a = probe_ids(model, anatomy.embedding_rows, BATCH, POSITIONS, seed=1)
+    b = probe_ids(model, anatomy.embedding_rows, BATCH, POSITIONS, seed=2)
+    last, logits = last_residual(anatomy, b)
+    limit = rounding(logits)
+    padding = _padding_difference(anatomy, b, logits)
+    if padding > max(limit, 64 * limit * (logits.dtype.itemsize < 4)):
+        raise UnsupportedModelError(
+            f"{name} is not causal: tokens appended to a prompt change its earlier predictions by {padding:.3g} logits. "
+            "An encoder has no next-token prediction to look for; a decoder of this family may need is_decoder=True in its config."
+        )
+    replay = Replay(anatomy)
+    short, reason = trace_short_path(anatomy, a)
+    tried: list[str] = []
+    for tail in (short, replay):
+        if tail is None:
+            continue
+        try:
+            crossed = tail(last) if isinstance(tail, ShortPath) else tail(last, a)
+            gap = difference(crossed, logits)
+            row_gap = difference(rows_apart(tail, last), logits)
+        except Exception as error:  # the family's own code may refuse these shapes in any way it likes
+            tried.append(f"{tail.name} path: {type(error).__name__}: {error}")
+            continue
+        if gap > limit or row_gap > max(limit, 64 * limit * (logits.dtype.itemsize < 4)):
+            tried.append(f"{tail.name} path: off by {max(gap, row_gap):.3g} logits")
+            continue
+        if isinstance(tail, ShortPath) and gap > 0:
+            exact_replay = difference(replay(last, a), logits)
+            if exact_replay < gap:
+                tried.append(f"short path: off by {gap:.3g} logits where replay is off by {exact_replay:.3g}")
+                continue
+        proof = ReadoutProof(
+            path=tail.name,
+            steps=tail.describe(),
+            exact=gap == 0,
+            max_difference=gap,
+            row_difference=row_gap,
+            padding_difference=padding,
+            scale=float(logits[logits.isfinite()].abs().max()),
+            prompts=[a.tolist(), b.tolist()],
+            n_layers=len(anatomy.blocks),
+            model_class=name,
+            dtype=str(logits.dtype).removeprefix("torch."),
+            reason=reason or "; ".join(tried),
+        )
+        return tail, proof
+    raise UnsupportedModelError(
+        f"{name} can't be read by a lens: its logits do not follow from the output of its last block "
+        f"({anatomy.blocks[-1].name}) alone. Tried {'; '.join(tried)}."
+    )
+
+
+def last_residual(
+    anatomy: Anatomy, ids: Tensor, **kwargs: Any
+) -> tuple[Float[Tensor, "batch position d_model"], Float[Tensor, "batch position vocab"]]:
+    """The stream after the last block, and the model's own logits, of one plain forward."""
+    found: list[Tensor] = []
+    blocks = anatomy.blocks
+
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        block = blocks[len(found)]
+        found.append(block.layout.rows(get_at(output, block.output_path), ids.shape[0]))
+
+    hooks = [module.register_forward_hook(hook) for module in anatomy.modules]
+    try:
+        with at_rest(anatomy.model):
+            logits = logits_of(run(anatomy.model, ids, **kwargs))
+    finally:
+        for handle in hooks:
+            handle.remove()
+    assert logits is not None
+    return found[-1], logits
+
+
+def rows_apart(tail: Tail, rows: Float[Tensor, "batch position d_model"]) -> Float[Tensor, "batch position vocab"]:
+    """Logits of the same rows, each as a prompt of one token: the shape in which the lens reads them."""
+    flat = rows.reshape(-1, 1, rows.shape[-1])
+    logits = tail(flat if isinstance(tail, Replay) else flat.transpose(0, 1))
+    return logits.reshape(*rows.shape[:2], -1)
+
+
+def _padding_difference(anatomy: Anatomy, ids: Tensor, logits: Tensor) -> float:
+    """How much the predictions of a prompt change when tokens are appended to it."""
+    longer = torch.cat([ids, ids[:, :3].flip(1)], dim=1)
+    with at_rest(anatomy.model):
+        padded = logits_of(run(anatomy.model, longer))
+    assert padded is not None
+    return difference(padded[:, : ids.shape[1]], logits)
+
+
+__all__ = ["ReadoutProof", "last_residual", "prove", "rounding", "Call", "Watcher"]

@@ -1,0 +1,268 @@
+"""The tail: from the residual stream after the last block to logits, by the model's own code.
+
+Nothing here is written from a config. The *short path* is what the model was seen to do after its last block (modules it
+called, elementwise arithmetic it did between them), done again on any rows. The *replay* runs the model's own forward
+with every block bypassed and the last one returning the rows. Which of the two may be used is decided in
+:mod:`murano.model.proof`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from murano.model.anatomy import Anatomy, probe_ids, run
+from murano.model.stream import get_at, put_at, same_numbers
+from murano.model.watch import Call, Watcher, at_rest, logits_of, replaced_forward
+
+#: Stands in a recorded operation for the tensor that flows.
+_FLOW = object()
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """A module that the model calls with the stream alone."""
+
+    name: str
+    module: nn.Module
+
+    def __call__(self, x: Tensor) -> Tensor:
+        device = next((p.device for p in self.module.parameters() if p.device.type != "meta"), x.device)
+        out: Tensor = self.module(x.to(device))
+        return out
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Elementwise arithmetic between modules: a multiplier, a soft-cap, a cast, a bias, a slice of the vocabulary."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.function._schema.is_mutable:  # the recorded in-place operation must not reach what it was given
+            x = x.clone()
+        args = [x if a is _FLOW else a.to(x.device) if isinstance(a, Tensor) else a for a in self.args]
+        out: Tensor = self.function(*args, **self.kwargs)
+        return out
+
+    def __str__(self) -> str:
+        name = self.function._schema.name.rpartition("::")[2]
+        values = [a.flatten()[0].item() if isinstance(a, Tensor) and a.numel() == 1 else a for a in self.args]
+        shown = ["x" if v is _FLOW else f"[{v.numel()}]" if isinstance(v, Tensor) else f"{v}" for v in values]
+        return f"{name}({', '.join([*shown, *(str(v) for v in self.kwargs.values())])})"
+
+
+class ShortPath:
+    """Norm, unembedding and elementwise arithmetic, as the model was seen to do them.
+
+    Args:
+        steps: what is done to the rows, in order.
+        head: index of the unembedding among the steps; all after it is arithmetic on logits.
+    """
+
+    name = "short"
+
+    def __init__(self, steps: Sequence[ModuleCall | Arithmetic], head: int) -> None:
+        self.steps = tuple(steps)
+        self.head = head
+
+    def __call__(self, rows: Float[Tensor, "batch position d_model"]) -> Float[Tensor, "batch position vocab"]:
+        return self.after_head(self.raw(rows))
+
+    def before_head(self, rows: Float[Tensor, "batch position d_model"]) -> Float[Tensor, "batch position d_head"]:
+        """Everything up to the unembedding: what it is given."""
+        for step in self.steps[: self.head]:
+            rows = step(rows)
+        return rows
+
+    def raw(self, rows: Float[Tensor, "batch position d_model"]) -> Float[Tensor, "batch position vocab"]:
+        """What the bare unembedding gives, before any arithmetic on logits."""
+        return self.steps[self.head](self.before_head(rows))
+
+    def after_head(self, logits: Float[Tensor, "*row vocab"]) -> Float[Tensor, "*row vocab"]:
+        """The family's arithmetic on logits; nothing in most."""
+        for step in self.steps[self.head + 1 :]:
+            logits = step(logits)
+        return logits
+
+    def describe(self) -> str:
+        """The steps in words."""
+        return " → ".join(map(str, self.steps))
+
+
+class Replay:
+    """The model's own forward with its blocks bypassed and the rows injected after the last one.
+
+    Args:
+        anatomy: the model and its blocks.
+    """
+
+    name = "replay"
+
+    def __init__(self, anatomy: Anatomy) -> None:
+        self.anatomy = anatomy
+        self._filler = int(probe_ids(anatomy.model, anatomy.embedding_rows, 1, 1, seed=3)[0, 0])
+
+    def __call__(
+        self, rows: Float[Tensor, "batch position d_model"], ids: Int[Tensor, "batch position"] | None = None
+    ) -> Float[Tensor, "batch position vocab"]:
+        """Logits of the rows.
+
+        Args:
+            rows: the stream after the last block.
+            ids: what the embedding is given; it can't matter, and the proof shows that it does not.
+        """
+        blocks, model = self.anatomy.blocks, self.anatomy.model
+        batch, positions = rows.shape[:2]
+        if ids is None:
+            ids = torch.full((batch, positions), self._filler, device=_device(model))
+        calls = 0
+
+        def forward(module: nn.Module) -> Any:
+            nonlocal calls
+            block = blocks[calls]
+            calls += 1
+            device = next((p.device for p in module.parameters() if p.device.type != "meta"), rows.device)
+            last = calls == len(blocks)
+            filler = rows if last else torch.zeros_like(rows)
+            return put_at(block.recorded, block.output_path, block.layout.tensor(filler.to(device)))
+
+        with replaced_forward(self.anatomy.modules, forward), at_rest(model, grad=torch.is_grad_enabled()):
+            logits = logits_of(run(model, ids))
+        assert logits is not None
+        return logits
+
+    def describe(self) -> str:
+        """The path in words."""
+        return "the model's own forward, blocks bypassed"
+
+
+def _device(model: nn.Module) -> torch.device:
+    from murano.model.anatomy import embedding_device
+
+    return embedding_device(model)
+
+
+class _Recorder(TorchDispatchMode):
+    """Follows one tensor from the last block to the logits; gives up as soon as something else is done to it."""
+
+    def __init__(self, start: Tensor) -> None:
+        super().__init__()
+        self.current = start
+        self.kept: list[Tensor] = [start]  # holds what was seen, so that an address in memory is not used again
+        self.steps: list[ModuleCall | Arithmetic] = []
+        self.depth = 0
+        self.failed = ""
+
+    def enter(self, call: Call) -> None:
+        self.depth += 1
+
+    def leave(self, call: Call, is_block: bool) -> None:
+        self.depth -= 1
+        if self.depth or is_block or self.failed:
+            return
+        inputs = [v for v in (*call.args, *call.kwargs.values()) if isinstance(v, Tensor)]
+        if not any(v is self.current for v in inputs):
+            return
+        if len(call.args) != 1 or inputs != [self.current] or not isinstance(call.output, Tensor):
+            self.failed = f"{call.name} takes or returns more than the stream"
+            return
+        self.steps.append(ModuleCall(call.name, call.module))
+        self._advance(call.output)
+
+    def _advance(self, tensor: Tensor) -> None:
+        self.current = tensor
+        self.kept.append(tensor)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = function(*args, **kwargs)
+        if self.depth or self.failed or not any(a is self.current for a in args):
+            return out
+        if isinstance(out, Tensor):
+            if out is self.current or (out.shape == self.current.shape and _is_same(out, self.current)):
+                if torch.Tag.pointwise not in function.tags or out is not self.current:
+                    self._advance(out)
+                    return out
+            others = [a for a in args if isinstance(a, Tensor) and a is not self.current]
+            elementwise = (torch.Tag.pointwise in function.tags or function is torch.ops.aten._to_copy.default) and (
+                out.shape == self.current.shape
+            )
+            narrows = function is torch.ops.aten.slice.Tensor and out.shape[:-1] == self.current.shape[:-1]
+            if (elementwise or narrows) and all(o.ndim <= 1 for o in others):
+                self.steps.append(Arithmetic(function, tuple(_FLOW if a is self.current else a for a in args), kwargs))
+                self._advance(out)
+                return out
+        self.failed = f"{function} is no elementwise arithmetic"
+        return out
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    with torch.utils._python_dispatch._disable_current_modes():
+        return same_numbers(a, b)
+
+
+def trace_short_path(anatomy: Anatomy, ids: Int[Tensor, "batch position"]) -> tuple[ShortPath | None, str]:
+    """Watch what the model does after its last block.
+
+    Args:
+        anatomy: the model and its blocks.
+        ids: tokens to run.
+
+    Returns:
+        The short path, or ``None`` and the reason why there is none.
+    """
+    if not anatomy.layout.standard:
+        return None, f"the stream is not one vector per position but {anatomy.layout}"
+    count = 0
+    recorder: _Recorder | None = None
+    names = {block.name for block in anatomy.blocks}
+
+    def on_enter(call: Call) -> None:
+        if recorder is not None:
+            recorder.enter(call)
+
+    def on_exit(call: Call) -> None:
+        nonlocal count, recorder
+        if recorder is not None:
+            if recorder.depth > 0:
+                recorder.leave(call, False)
+            else:  # a module that was running when the last block returned ends here
+                return
+        elif call.name in names:
+            count += 1
+            if count == len(anatomy.blocks):
+                recorder = _Recorder(get_at(call.output, anatomy.blocks[-1].output_path))
+                recorder.__enter__()
+
+    with at_rest(anatomy.model), Watcher(anatomy.model, on_enter, on_exit):
+        try:
+            logits = logits_of(run(anatomy.model, ids))
+        finally:
+            if recorder is not None:
+                recorder.__exit__(None, None, None)
+    if recorder is None or logits is None:
+        return None, "the last block was not reached"
+    if recorder.failed:
+        return None, recorder.failed
+    if not same_numbers(recorder.current, logits):
+        return None, "the logits are not what the recorded steps lead to"
+    heads = [i for i, s in enumerate(recorder.steps) if isinstance(s, ModuleCall)]
+    if not heads:
+        return None, "no module unembeds"
+    return ShortPath(recorder.steps, heads[-1]), ""
+
+
+Tail = ShortPath | Replay
+Decode = Callable[[Tensor], Tensor]

@@ -1,0 +1,131 @@
+"""Pipeline: a chain of steps, checked as a whole before the first one runs."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from murano.errors import InputError, PipelineError, nearest
+from murano.keys import Key
+from murano.results import Results
+from murano.steps.base import Step
+
+
+class Pipeline:
+    """Runs steps in order, each reading and writing results under well-known keys.
+
+    Args:
+        steps: the steps, in the order in which they run.
+
+    Raises:
+        InputError: something in ``steps`` is no step.
+
+    >>> from murano.steps import LoadPrompts
+    >>> pipeline = Pipeline([LoadPrompts(["The capital of France is"])])
+    >>> pipeline.validate()
+    ['prompts']
+    """
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        if isinstance(steps, Step):
+            steps = [steps]
+        self.steps: list[Step] = list(steps)
+        for index, step in enumerate(self.steps):
+            if isinstance(step, type):
+                raise InputError(f"Step {index} is the class {step.__name__}, not a step: write {step.__name__}(…).")
+            if not isinstance(step, Step):
+                raise InputError(
+                    f"Step {index} is a {type(step).__name__}, not a step. "
+                    "Derive a class from murano.Step, or wrap a function: murano.step(reads=[…], writes=[…])(function)."
+                )
+
+    def validate(self, available: Iterable[str] = ()) -> list[str]:
+        """Check the whole chain without running it.
+
+        Args:
+            available: keys that are there before the first step, as in ``run(results)``.
+
+        Returns:
+            The keys that will exist after the last step, in the order in which they are written.
+
+        Raises:
+            PipelineError: a step reads what no earlier step writes, or reads it as another type.
+            InputError: a step's own arguments can't be right.
+        """
+        written: dict[str, tuple[Key[Any] | None, str]] = {
+            str(key): (key if isinstance(key, Key) else None, "the results it starts from") for key in available
+        }
+        for index, step in enumerate(self.steps):
+            for key in step.reads:
+                self._check_read(index, step, key, written)
+            step.check()
+            for key in step.writes:
+                if str(key) in written:
+                    warnings.warn(
+                        f"{str(key)!r} is written twice: by {written[str(key)][1]} and by {type(step).__name__} "
+                        f"(step {index}). The later one replaces the earlier.",
+                        stacklevel=3,
+                    )
+                written[str(key)] = (key, f"{type(step).__name__} (step {index})")
+        return list(written)
+
+    def _check_read(
+        self, index: int, step: Step, key: Key[Any], written: dict[str, tuple[Key[Any] | None, str]]
+    ) -> None:
+        name = f"{type(step).__name__} (step {index})"
+        if str(key) not in written:
+            later = [i for i in range(index + 1, len(self.steps)) if key in self.steps[i].writes]
+            if later:
+                hint = f"{type(self.steps[later[0]]).__name__} (step {later[0]}) writes it: put that one first."
+            elif key.written_by:
+                hint = f"Add {key.written_by}(…) before it."
+            else:
+                hint = f"There will be: {', '.join(written) or 'nothing'}.{nearest(key, written)}"
+            raise PipelineError(f"{name} reads {str(key)!r}, which no step before it writes. {hint}")
+        producer, who = written[str(key)]
+        if producer is not None and producer.type_path and key.type_path and producer.type_path != key.type_path:
+            raise PipelineError(
+                f"{name} reads {str(key)!r} as a {key.type_name}, but {who} writes a {producer.type_name} under that name."
+            )
+
+    def run(self, results: Results | None = None) -> Results:
+        """Check the chain, then run it.
+
+        Args:
+            results: earlier results to go on from; they are extended in place and returned.
+
+        Returns:
+            The results, with everything the steps wrote.
+        """
+        results = Results() if results is None else results
+        if not isinstance(results, Results):
+            results = Results(results)
+        self.validate(results)
+        for step in self.steps:
+            results = step(results)
+        return results
+
+    def plan(self) -> str:
+        """What :meth:`explain` prints, as a string."""
+        width = max((len(type(step).__name__) for step in self.steps), default=0)
+        lines = [f"Pipeline of {len(self.steps)} step{'s' if len(self.steps) != 1 else ''}"]
+        for index, step in enumerate(self.steps, start=1):
+            flow = f"{', '.join(step.reads) or '—'} → {', '.join(step.writes) or '—'}"
+            lines.append(f"  {index}. {type(step).__name__:<{width}}  {flow}")
+            lines.extend(f"     {' ' * width} {line}" for line in step.describe().splitlines())
+        return "\n".join(lines)
+
+    def explain(self) -> None:
+        """Print what will happen, step by step, without loading a model or reading a file."""
+        sys.stdout.write(self.plan() + "\n")
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self.steps)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __repr__(self) -> str:
+        return f"Pipeline([{', '.join(map(repr, self.steps))}])"

@@ -1,0 +1,26 @@
+"""The steps of a pipeline, imported when they are first used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from murano._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from murano.steps.base import Step as Step
+    from murano.steps.base import step as step
+    from murano.steps.load_prompts import LoadPrompts as LoadPrompts
+    from murano.steps.logit_lens import LogitLens as LogitLens
+    from murano.steps.plot import Plot as Plot
+    from murano.steps.save import Save as Save
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "murano.steps.base": ["Step", "step"],
+            "murano.steps.load_prompts": ["LoadPrompts"],
+            "murano.steps.logit_lens": ["LogitLens"],
+            "murano.steps.plot": ["Plot"],
+            "murano.steps.save": ["Save"],
+        },
+    )
