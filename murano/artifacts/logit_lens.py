@@ -34,6 +34,7 @@ class LogitLensResult:
         model: what was read: ``model_id``, ``revision``, ``dtype``, ``n_layers``, ``vocab_size``, versions of packages.
         readout: the proof that this readout is the model's own, as ``model.check_readout()`` returned it.
         stats: further statistics by name, each ``[layer, prompt, position]``.
+        residuals: the rows that were read, where ``keep="residuals"`` asked for them, in the dtype of the weights.
         notes: what was odd about the run, in words: residuals that were not finite, say.
         extra: what another version of this artifact saved and this one does not know; saved again with the rest.
     """
@@ -53,6 +54,7 @@ class LogitLensResult:
     model: Mapping[str, Any] = field(default_factory=dict)
     readout: Mapping[str, Any] = field(default_factory=dict)
     stats: Mapping[str, Float[Tensor, "layer prompt position"]] = field(default_factory=dict)
+    residuals: Float[Tensor, "layer prompt position d_model"] | None = None
     notes: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -90,6 +92,21 @@ class LogitLensResult:
     def n_prompts(self) -> int:
         """How many prompts were read."""
         return int(self.input_ids.shape[0])
+
+    def decode(self, model: Any, **options: Any) -> Float[Tensor, "layer prompt position vocab"]:
+        """The full logits of the residuals that were kept: as large as they are wide.
+
+        Args:
+            model: the :class:`~murano.MuranoModel` they were read from.
+            options: of ``model.decode``.
+
+        Raises:
+            InputError: none were kept.
+        """
+        if self.residuals is None:
+            raise InputError('No residuals were kept. Read again with LogitLens(model, keep="residuals").')
+        logits: Tensor = model.decode(self.residuals.to(model.device), **options)
+        return logits
 
     def layer_index(self, address: Any) -> int:
         """Where an address stands on the layer axis.

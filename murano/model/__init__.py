@@ -1,0 +1,361 @@
+"""MuranoModel: the one door to a language model."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from murano.address import Address
+from murano.artifacts.words import TokenWords
+from murano.errors import InputError, ModelError
+from murano.model import batching, residuals
+from murano.model.anatomy import Anatomy, embedding_device, find_anatomy, text_config
+from murano.model.loading import Source, find_source, load_config, load_tokenizer, load_weights
+from murano.model.proof import ReadoutProof, prove
+from murano.model.tail import Replay, ShortPath, Tail
+from murano.prompts import Prompt, as_prompts
+
+__all__ = ["Anatomy", "MuranoModel", "ReadoutProof"]
+
+logger = logging.getLogger(__name__)
+
+#: Families whose forward calls more blocks than their config counts: a layer can't be checked before weights load.
+_CALLS_MORE_THAN_CONFIG = {"dory", "hrm_text", "inkling2_loop_text", "longcat_flash"}
+
+#: Names by which configs call the longest prompt a model can take.
+_CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+
+
+class MuranoModel:
+    """A causal language model, read through its own final norm and unembedding.
+
+    Finding the model and its config happens now; weights load when something first needs them, so that whatever can be refused
+    without them is. Loading proves the readout (see :meth:`check_readout`) and refuses a model whose logits do not follow
+    from one residual stream.
+
+    Args:
+        source: a model's folder, a ``.gguf`` file, a hub id (looked for in the hub's cache first; the network is not used
+            when it is there), or a transformers model that is already loaded. Without it, the bundled model.
+        dtype: of the weights, ``torch.float32`` or ``"float32"``; the checkpoint's own by default. Softmax and statistics
+            are computed in float32 whatever the weights are.
+        device_map: where the weights go, as transformers takes it: ``"cuda"``, ``"auto"``, …
+        tokenizer: for a model that comes without one, or to use another.
+        revision: a branch, tag or commit on the hub.
+        trust_remote_code: let code that comes with the model run.
+
+    Raises:
+        ModelError: there is no such model, or it is no causal language model.
+
+    >>> model = MuranoModel()
+    >>> model.model_id, model.n_layers, model.n_heads, model.d_model, model.vocab_size
+    ('SmolLM2-135M-Instruct', 30, 9, 576, 49152)
+    """
+
+    def __init__(
+        self,
+        source: str | Path | nn.Module | None = None,
+        *,
+        dtype: torch.dtype | str | None = None,
+        device_map: Any = None,
+        tokenizer: Any = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.source = source
+        self.dtype_asked = _dtype(dtype)
+        self.device_map = device_map
+        self._source: Source | None = None
+        self._held: nn.Module | None = None
+        if isinstance(source, nn.Module):
+            self._hold(source, tokenizer)
+        elif source is None or isinstance(source, (str, Path)):
+            self._source = find_source(source, revision, trust_remote_code)
+            self.config = load_config(self._source)
+            self.model_id = self._source.model_id
+        else:
+            raise ModelError(f"A model is a folder, a file, a hub id or a transformers model, not a {type(source).__name__}.")
+        if tokenizer is not None:
+            self.tokenizer = tokenizer
+
+    def _hold(self, module: nn.Module, tokenizer: Any) -> None:
+        # nnterp and nnsight wrap a module; what is read is the module itself.
+        module = getattr(module, "_model", None) or module
+        self._held = module
+        self.config = getattr(module, "config", None)
+        name = getattr(module, "name_or_path", "") or getattr(self.config, "_name_or_path", "")
+        self.model_id = str(name) or type(module).__name__
+        if tokenizer is None:
+            raise InputError("A model that is already loaded needs its tokenizer: MuranoModel(model, tokenizer=tokenizer).")
+
+    # What is known without weights
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        assert self._source is not None
+        return load_tokenizer(self._source)
+
+    @property
+    def revision(self) -> str | None:
+        """The commit on the hub that was loaded, where there is one."""
+        return (self._source.revision if self._source is not None else None) or getattr(self.config, "_commit_hash", None)
+
+    @property
+    def n_heads(self) -> int | None:
+        """Attention heads of a block; ``None`` for a family without attention."""
+        heads = _first(text_config(self.config), ("num_attention_heads", "n_head", "n_heads", "num_heads"))
+        return heads[0] if isinstance(heads, (list, tuple)) and heads else heads
+
+    @property
+    def context(self) -> int | None:
+        """How many tokens a prompt may have, where the config says so."""
+        value = _first(text_config(self.config), _CONTEXT_NAMES)
+        return value if isinstance(value, int) and value > 0 else None
+
+    def check_layers(self, addresses: Iterable[Address]) -> None:
+        """Refuse a layer outside the model, before weights load wherever the config says how many there are.
+
+        Raises:
+            InputError: naming the layer and the valid ones.
+        """
+        if "anatomy" in self.__dict__:
+            n_layers: int | None = self.n_layers
+        else:
+            config = text_config(self.config)
+            counted = getattr(config, "model_type", "") not in _CALLS_MORE_THAN_CONFIG
+            n_layers = _first(config, ("num_hidden_layers", "n_layer", "n_layers", "num_layers")) if counted else None
+        if isinstance(n_layers, int):
+            for address in addresses:
+                address.resolve(n_layers)
+
+    # What needs weights
+
+    @functools.cached_property
+    def hf_model(self) -> nn.Module:
+        """The transformers module itself; loading it also proves the readout."""
+        if self._held is not None:
+            return self._held
+        assert self._source is not None
+        return load_weights(self._source, self.config, self.dtype_asked, self.device_map)
+
+    @functools.cached_property
+    def anatomy(self) -> Anatomy:
+        """The blocks, the final norm and the unembedding, found by watching one small forward."""
+        return find_anatomy(self.hf_model)
+
+    @functools.cached_property
+    def _proved(self) -> tuple[Tail, ReadoutProof]:
+        tail, proof = prove(self.anatomy)
+        logger.info("%s", proof)
+        return tail, proof
+
+    @functools.cached_property
+    def ending(self) -> residuals.Ending:
+        """How the last position's logits come out of the model's own forward alone."""
+        return residuals.find_ending(self.anatomy)
+
+    @functools.cached_property
+    def _mid(self) -> dict[int, Any]:
+        return residuals.find_mid(self.anatomy)
+
+    @property
+    def tail(self) -> Tail:
+        """From the residual stream after the last block to logits: proved to be the model's own way."""
+        return self._proved[0]
+
+    def check_readout(self) -> ReadoutProof:
+        """How residuals become logits in this model, and how that was shown to be the model's own way.
+
+        Raises:
+            UnsupportedModelError: it can't be shown, so this model can't be read.
+        """
+        return self._proved[1]
+
+    @property
+    def n_layers(self) -> int:
+        """How many layers a lens has: block calls in one forward."""
+        return len(self.anatomy.blocks)
+
+    @property
+    def d_model(self) -> int:
+        """The width of the residual stream."""
+        return self.anatomy.d_model
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens the model gives a logit to."""
+        return self.anatomy.vocab_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return next((p.dtype for p in self.hf_model.parameters() if p.is_floating_point()), torch.float32)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model takes its tokens."""
+        return embedding_device(self.hf_model)
+
+    # Tokens
+
+    def encode(self, prompt: str | Prompt) -> list[int]:
+        """The tokens that the model sees for a prompt: one BOS where the tokenizer wants one, none twice."""
+        return batching.encode(as_prompts(prompt)[0], self.tokenizer)
+
+    @functools.cached_property
+    def words(self) -> TokenWords:
+        """The text of every token id, made when it is first asked for."""
+        return TokenWords(decode=lambda token_id: batching.token_text(self.tokenizer, token_id))
+
+    # Reading
+
+    @torch.no_grad()
+    def capture(self, prompts: Any, addresses: Any) -> dict[Address, Float[Tensor, "prompt position d_model"]]:
+        """Residuals of prompts at some addresses, from one forward.
+
+        Prompts of different lengths are aligned at their ends, so that ``[:, -1]`` is every prompt's last token; the rows before a
+        shorter prompt's first token are NaN.
+
+        Args:
+            prompts: a string, or a list of strings, chats, token-id lists or :class:`~murano.Prompt` objects.
+            addresses: one or several of ``"embeddings"``, ``"L3.resid_pre"``, ``"L3.resid_mid"``, ``"L3.resid_post"``, ``"ln_final"``,
+                and ``"lm_head"`` and ``"logits"``, which are as wide as the vocabulary.
+
+        Raises:
+            InputError: an address that does not exist in this model, or prompts that it can't take.
+        """
+        asked = [addresses] if isinstance(addresses, (str, int, Address)) else list(addresses)
+        wanted = [Address.parse(a).resolve(self.n_layers) for a in asked]
+        off = [a for a in wanted if a.component in ("attn_out", "mlp_out")]
+        if off:
+            raise InputError(f"'{off[0]}' is not on the residual stream. Use resid_pre, resid_mid or resid_post of a layer.")
+        residuals.check_places(self.anatomy, wanted, self._mid if any(a.component == "resid_mid" for a in wanted) else {})
+        encoded = self._encode_all(prompts)
+        longest = max(map(len, encoded))
+        logits_at = Address(None, "logits")
+        found: dict[Address, Tensor] = {}
+        for batch in batching.make_batches(encoded, max_tokens=1 << 62, mix_lengths=self.check_readout().pads):
+
+            def keep(address: Address, rows: Tensor, batch: batching.Batch = batch) -> None:
+                if address not in found:
+                    found[address] = rows.new_full((len(encoded), longest, rows.shape[-1]), float("nan"))
+                for row, (prompt, length) in enumerate(zip(batch.prompts, batch.lengths, strict=True)):
+                    found[address][prompt, longest - length :] = rows[row, :length]
+
+            logits = residuals.forward(
+                self.anatomy,
+                batch.ids.to(self.device),
+                [a for a in wanted if a != logits_at],
+                keep,
+                ending="full" if logits_at in wanted else None,
+                mid=self._mid if any(a.component == "resid_mid" for a in wanted) else None,
+            )
+            if logits_at in wanted and logits is not None:
+                keep(logits_at, logits)
+        return {address: found[address] for address in wanted}
+
+    def _encode_all(self, prompts: Any) -> list[list[int]]:
+        encoded = []
+        for index, prompt in enumerate(as_prompts(prompts)):
+            ids = batching.encode(prompt, self.tokenizer)
+            wrong = batching.check_ids(ids, rows=self.anatomy.embedding_rows, context=self.context)
+            if wrong:
+                raise InputError(f"Prompt {index} {wrong}: {str(prompt)!r:.60}")
+            encoded.append(ids)
+        return encoded
+
+    def decode(
+        self, residuals: Float[Tensor, "*row d_model"], *, raw: bool = False, detach: bool = True
+    ) -> Float[Tensor, "*row vocab"]:
+        """Logits of residuals, by the model's own modules.
+
+        Args:
+            residuals: rows of the residual stream, as they leave a block.
+            raw: what the bare unembedding gives, before the family's multipliers and soft-caps.
+            detach: without a graph; ``False`` keeps the graph to ``residuals``.
+
+        Raises:
+            InputError: rows of another width, or ``raw`` for a family that has no bare unembedding.
+        """
+        if not isinstance(residuals, Tensor) or residuals.ndim == 0 or residuals.shape[-1] != self.d_model:
+            shape = tuple(residuals.shape) if isinstance(residuals, Tensor) else type(residuals).__name__
+            raise InputError(f"Residuals must be a tensor whose last axis is d_model = {self.d_model}, not {shape}.")
+        tail = self.tail
+        if raw and isinstance(tail, Replay):
+            raise InputError(
+                f"{type(self.hf_model).__name__} has no bare unembedding to read (raw=True): {self.check_readout().reason}. "
+                "Without raw, decode replays the model's own forward."
+            )
+        with torch.set_grad_enabled(not detach and torch.is_grad_enabled()):
+            # Three axes keep their shape, so that equal shapes give the model's own numbers to the bit.
+            rows = residuals if residuals.ndim == 3 else residuals.reshape(1, -1, self.d_model)
+            rows = rows.to(self.dtype) if not rows.is_floating_point() else rows
+            if isinstance(tail, Replay) and residuals.ndim != 3:
+                rows = rows.transpose(0, 1)
+            logits = tail.raw(rows) if raw and isinstance(tail, ShortPath) else tail(rows)
+        return logits.reshape(*residuals.shape[:-1], logits.shape[-1])
+
+    # Going deeper, with nnterp
+
+    @functools.cached_property
+    def nnterp(self) -> Any:
+        """The same module as nnterp's ``StandardizedTransformer``, with the discovered names handed to it.
+
+        Raises:
+            UnsupportedModelError: nnterp can't wrap this model.
+        """
+        from murano.model.deeper import standardized
+
+        return standardized(self.anatomy, self.tokenizer)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """nnsight's tracing context on the same module: ``with model.trace("The capital of France is"): …``."""
+        return self.nnterp.trace(*args, **kwargs)
+
+    @property
+    def layers(self) -> Any:
+        """The blocks under nnterp's name, for use inside :meth:`trace`."""
+        return self.nnterp.layers
+
+    @property
+    def ln_final(self) -> Any:
+        """The final norm under nnterp's name, for use inside :meth:`trace`."""
+        return self.nnterp.ln_final
+
+    @property
+    def lm_head(self) -> Any:
+        """The unembedding under nnterp's name, for use inside :meth:`trace`."""
+        return self.nnterp.lm_head
+
+    def __repr__(self) -> str:
+        shown = "" if self.source is None else repr(str(self.source) if isinstance(self.source, Path) else self.source)
+        if self._held is not None:
+            shown = type(self._held).__name__
+        options = [shown] if shown else []
+        if self.dtype_asked is not None:
+            options.append(f"dtype={self.dtype_asked}")
+        if self.device_map is not None:
+            options.append(f"device_map={self.device_map!r}")
+        return f"MuranoModel({', '.join(options)})"
+
+
+def _dtype(dtype: Any) -> torch.dtype | None:
+    if dtype is None or dtype == "auto" or isinstance(dtype, torch.dtype):
+        return None if dtype == "auto" else dtype
+    short = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
+    found = getattr(torch, short.get(str(dtype), str(dtype)), None)
+    if not isinstance(found, torch.dtype):
+        raise InputError(f"{dtype!r} is no dtype. Use torch.float32, torch.bfloat16 or torch.float16, or 'float32' and so on.")
+    return found
+
+
+def _first(config: Any, names: Sequence[str]) -> Any:
+    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
+

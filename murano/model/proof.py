@@ -18,7 +18,7 @@ from murano.errors import UnsupportedModelError
 from murano.model.anatomy import BATCH, POSITIONS, Anatomy, probe_ids, run
 from murano.model.stream import get_at
 from murano.model.tail import Replay, ShortPath, Tail, trace_short_path
-from murano.model.watch import Call, Watcher, at_rest, logits_of
+from murano.model.watch import at_rest, logits_of
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class ReadoutProof:
         max_difference: the largest absolute difference of a logit in the cross test.
         row_difference: the largest absolute difference when rows are read one at a time, at another matrix shape.
         padding_difference: the largest absolute difference of a logit when tokens are appended after it.
+        pads: whether prompts of different lengths may share a batch. Where they may not (a sparse attention whose choice
+            depends on the length, say), only prompts of one length do.
         scale: the largest absolute logit, to judge the differences by.
         prompts: the token ids on which it was proved.
         n_layers: how many block calls there are.
@@ -47,6 +49,7 @@ class ReadoutProof:
     max_difference: float
     row_difference: float
     padding_difference: float
+    pads: bool
     scale: float
     prompts: list[list[list[int]]] = field(repr=False)
     n_layers: int
@@ -64,7 +67,8 @@ class ReadoutProof:
             f"{self.model_class}: {self.n_layers} layers, read by the {self.path} path",
             f"  {self.steps}",
             f"  cross test on {BATCH} × {POSITIONS} tokens in {self.dtype}: {found} (largest logit {self.scale:.3g})",
-            f"  rows read one by one: {self.row_difference:.3g}; tokens appended: {self.padding_difference:.3g}",
+            f"  rows read one by one: {self.row_difference:.3g}; tokens appended: {self.padding_difference:.3g}"
+            + ("" if self.pads else " (so only prompts of one length share a batch)"),
         ]
         if self.reason:
             lines.append(f"  no short path: {self.reason}")
@@ -106,12 +110,14 @@ def prove(anatomy: Anatomy) -> tuple[Tail, ReadoutProof]:
     b = probe_ids(model, anatomy.embedding_rows, BATCH, POSITIONS, seed=2)
     last, logits = last_residual(anatomy, b)
     limit = rounding(logits)
-    padding = _padding_difference(anatomy, b, logits)
-    if padding > max(limit, 64 * limit * (logits.dtype.itemsize < 4)):
+    other_shape = limit if logits.dtype.itemsize >= 4 else 64 * limit
+    leak = _leak(anatomy, b, logits)
+    if leak > other_shape:
         raise UnsupportedModelError(
-            f"{name} is not causal: tokens appended to a prompt change its earlier predictions by {padding:.3g} logits. "
-            "An encoder has no next-token prediction to look for; a decoder of this family may need is_decoder=True in its config."
+            f"{name} is not causal: later tokens change its earlier predictions, by up to {leak:.3g} logits. An encoder has no "
+            "next-token prediction to look for; a decoder of this family may need is_decoder=True in its config."
         )
+    padding = _padding_difference(anatomy, b, logits)
     replay = Replay(anatomy)
     short, reason = trace_short_path(anatomy, a)
     tried: list[str] = []
@@ -125,7 +131,7 @@ def prove(anatomy: Anatomy) -> tuple[Tail, ReadoutProof]:
         except Exception as error:  # the family's own code may refuse these shapes in any way it likes
             tried.append(f"{tail.name} path: {type(error).__name__}: {error}")
             continue
-        if gap > limit or row_gap > max(limit, 64 * limit * (logits.dtype.itemsize < 4)):
+        if gap > limit or row_gap > other_shape:
             tried.append(f"{tail.name} path: off by {max(gap, row_gap):.3g} logits")
             continue
         if isinstance(tail, ShortPath) and gap > 0:
@@ -140,6 +146,7 @@ def prove(anatomy: Anatomy) -> tuple[Tail, ReadoutProof]:
             max_difference=gap,
             row_difference=row_gap,
             padding_difference=padding,
+            pads=padding <= other_shape,
             scale=float(logits[logits.isfinite()].abs().max()),
             prompts=[a.tolist(), b.tolist()],
             n_layers=len(anatomy.blocks),
@@ -183,6 +190,16 @@ def rows_apart(tail: Tail, rows: Float[Tensor, "batch position d_model"]) -> Flo
     return logits.reshape(*rows.shape[:2], -1)
 
 
+def _leak(anatomy: Anatomy, ids: Tensor, logits: Tensor) -> float:
+    """How much earlier predictions change when later tokens do, at the same length."""
+    kept = ids.shape[1] // 2
+    changed = torch.cat([ids[:, :kept], ids[:, :-kept].flip(1)], dim=1)
+    with at_rest(anatomy.model):
+        moved = logits_of(run(anatomy.model, changed))
+    assert moved is not None
+    return difference(moved[:, :kept], logits[:, :kept])
+
+
 def _padding_difference(anatomy: Anatomy, ids: Tensor, logits: Tensor) -> float:
     """How much the predictions of a prompt change when tokens are appended to it."""
     longer = torch.cat([ids, ids[:, :3].flip(1)], dim=1)
@@ -190,6 +207,3 @@ def _padding_difference(anatomy: Anatomy, ids: Tensor, logits: Tensor) -> float:
         padded = logits_of(run(anatomy.model, longer))
     assert padded is not None
     return difference(padded[:, : ids.shape[1]], logits)
-
-
-__all__ = ["ReadoutProof", "last_residual", "prove", "rounding", "Call", "Watcher"]

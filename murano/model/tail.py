@@ -17,7 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from murano.model.anatomy import Anatomy, probe_ids, run
+from murano.model.anatomy import Anatomy, embedding_device, probe_ids, run
+from murano.model.product import Product, torch_product
 from murano.model.stream import get_at, put_at, same_numbers
 from murano.model.watch import Call, Watcher, at_rest, logits_of, replaced_forward
 
@@ -76,6 +77,7 @@ class ShortPath:
     def __init__(self, steps: Sequence[ModuleCall | Arithmetic], head: int) -> None:
         self.steps = tuple(steps)
         self.head = head
+        self.product: Product = torch_product
 
     def __call__(self, rows: Float[Tensor, "batch position d_model"]) -> Float[Tensor, "batch position vocab"]:
         return self.after_head(self.raw(rows))
@@ -95,6 +97,30 @@ class ShortPath:
         for step in self.steps[self.head + 1 :]:
             logits = step(logits)
         return logits
+
+    def buffer(self, rows: int, vocab: int) -> Tensor:
+        """Room for the logits of that many rows, where the unembedding writes them."""
+        head = self.steps[self.head]
+        weight = getattr(head.module, "weight", None) if isinstance(head, ModuleCall) else None
+        if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
+            return torch.empty(rows, vocab)
+        return torch.empty(rows, weight.shape[0], dtype=weight.dtype, device=weight.device)
+
+    @property
+    def finish(self) -> Callable[[Tensor], Tensor] | None:
+        """What is still to be done to the logits of :meth:`project`; ``None`` where that is nothing."""
+        return self.after_head if len(self.steps) > self.head + 1 else None
+
+    def project(self, rows: Float[Tensor, "row d_model"], out: Float[Tensor, "row vocab"]) -> Float[Tensor, "row vocab"]:
+        """Logits of rows before :attr:`finish`, written into ``out`` where the head allows it."""
+        hidden = self.before_head(rows.unsqueeze(0)).squeeze(0)
+        head = self.steps[self.head]
+        module = head.module if isinstance(head, ModuleCall) else None
+        # A plain Linear and nothing derived from it: packed and quantised heads keep their own arithmetic.
+        if type(module) is nn.Linear and module.weight.dtype == hidden.dtype == out.dtype:
+            self.product(hidden.to(module.weight.device), module.weight, out)
+            return out if module.bias is None else out.add_(module.bias)
+        return head(hidden.unsqueeze(0)).squeeze(0)
 
     def describe(self) -> str:
         """The steps in words."""
@@ -126,7 +152,7 @@ class Replay:
         blocks, model = self.anatomy.blocks, self.anatomy.model
         batch, positions = rows.shape[:2]
         if ids is None:
-            ids = torch.full((batch, positions), self._filler, device=_device(model))
+            ids = torch.full((batch, positions), self._filler, device=embedding_device(model))
         calls = 0
 
         def forward(module: nn.Module) -> Any:
@@ -143,15 +169,20 @@ class Replay:
         assert logits is not None
         return logits
 
+    finish = None
+
+    def buffer(self, rows: int, vocab: int) -> Tensor:
+        """Room for the logits of that many rows; only its size matters here."""
+        parameter = next((p for p in self.anatomy.model.parameters() if p.is_floating_point()), torch.empty(0))
+        return torch.empty(rows, vocab, dtype=parameter.dtype, device=parameter.device)
+
+    def project(self, rows: Float[Tensor, "row d_model"], out: Float[Tensor, "row vocab"]) -> Float[Tensor, "row vocab"]:
+        """Logits of rows; the model's own forward makes them, so ``out`` is not used."""
+        return self(rows.unsqueeze(1)).squeeze(1)
+
     def describe(self) -> str:
         """The path in words."""
         return "the model's own forward, blocks bypassed"
-
-
-def _device(model: nn.Module) -> torch.device:
-    from murano.model.anatomy import embedding_device
-
-    return embedding_device(model)
 
 
 class _Recorder(TorchDispatchMode):
@@ -191,10 +222,9 @@ class _Recorder(TorchDispatchMode):
         if self.depth or self.failed or not any(a is self.current for a in args):
             return out
         if isinstance(out, Tensor):
-            if out is self.current or (out.shape == self.current.shape and _is_same(out, self.current)):
-                if torch.Tag.pointwise not in function.tags or out is not self.current:
-                    self._advance(out)
-                    return out
+            if out is not self.current and out.shape == self.current.shape and _is_same(out, self.current):
+                self._advance(out)  # a view, a slice of everything, a multiplication by one
+                return out
             others = [a for a in args if isinstance(a, Tensor) and a is not self.current]
             elementwise = (torch.Tag.pointwise in function.tags or function is torch.ops.aten._to_copy.default) and (
                 out.shape == self.current.shape
@@ -265,4 +295,3 @@ def trace_short_path(anatomy: Anatomy, ids: Int[Tensor, "batch position"]) -> tu
 
 
 Tail = ShortPath | Replay
-Decode = Callable[[Tensor], Tensor]

@@ -1,0 +1,27 @@
+"""Figures of what a lens has read, imported when they are first used; they need the extra ``plot``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from murano._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from murano.plotting.difference import plot_difference as plot_difference
+    from murano.plotting.files import save_figure as save_figure
+    from murano.plotting.lens import plot_lens as plot_lens
+    from murano.plotting.overview import plot_overview as plot_overview
+    from murano.plotting.results import draw_results as draw_results
+    from murano.plotting.trajectories import plot_trajectories as plot_trajectories
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "murano.plotting.difference": ["plot_difference"],
+            "murano.plotting.files": ["save_figure"],
+            "murano.plotting.lens": ["plot_lens"],
+            "murano.plotting.overview": ["plot_overview"],
+            "murano.plotting.results": ["draw_results"],
+            "murano.plotting.trajectories": ["plot_trajectories"],
+        },
+    )

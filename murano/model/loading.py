@@ -1,0 +1,211 @@
+"""Where a model comes from: a folder, the hub's cache, the hub, a GGUF file, the bundled model, or an object already held."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from murano.errors import MissingExtraError, ModelError, nearest
+from murano.model.bundled import NAME as BUNDLED
+from murano.model.bundled import bundled_folder
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that was found but not yet loaded.
+
+    Args:
+        model_id: what the user calls it: kept in every artifact.
+        location: a folder or a hub id, as transformers takes it.
+        revision: the commit on the hub, where there is one.
+        gguf_file: the file inside ``location`` to dequantise, for a GGUF model.
+        local: whether everything is on this machine, so that no network is needed.
+        trust_remote_code: whether code that comes with the model may run.
+    """
+
+    model_id: str
+    location: str
+    revision: str | None = None
+    gguf_file: str | None = None
+    local: bool = True
+    trust_remote_code: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments that transformers' ``from_pretrained`` needs to find it."""
+        options: dict[str, Any] = {"local_files_only": self.local, "trust_remote_code": self.trust_remote_code}
+        if self.revision is not None:
+            options["revision"] = self.revision
+        if self.gguf_file is not None:
+            options["gguf_file"] = self.gguf_file
+        return options
+
+
+def find_source(source: str | Path | None, revision: str | None, trust_remote_code: bool) -> Source:
+    """Find a model without loading it.
+
+    Args:
+        source: a folder, a ``.gguf`` file, a hub id, or ``None`` for the bundled model.
+        revision: a branch, tag or commit on the hub.
+        trust_remote_code: let code that comes with the model run.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    if source is None:
+        folder, name = bundled_folder()
+        return Source(name, str(folder))
+    text = str(source)
+    path = Path(text).expanduser()
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise ModelError(f"{text!r} is a file, but not a .gguf file. Give a model's folder, a .gguf file or a hub id.")
+        return Source(path.stem, str(path.parent), gguf_file=path.name, trust_remote_code=trust_remote_code)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            held = sorted(p.name for p in path.iterdir())[:6]
+            ggufs = [name for name in held if name.endswith(".gguf")]
+            hint = f" Give the file itself: {str(path / ggufs[0])!r}." if ggufs else ""
+            raise ModelError(f"{text!r} is no model folder: it has no config.json. It holds: {', '.join(held) or 'nothing'}.{hint}")
+        return Source(text, str(path), trust_remote_code=trust_remote_code)
+    if isinstance(source, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1 or "\\" in text:
+        raise ModelError(f"There is no model folder {text!r}.{_neighbour(path)}")
+    return _on_hub(text, revision, trust_remote_code)
+
+
+def _neighbour(path: Path) -> str:
+    return nearest(path.name, (p.name for p in path.parent.iterdir())) if path.parent.is_dir() else ""
+
+
+def _on_hub(model_id: str, revision: str | None, trust_remote_code: bool) -> Source:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    found = Source(model_id, model_id, revision, local=False, trust_remote_code=trust_remote_code)
+    try:
+        cached = try_to_load_from_cache(model_id, "config.json", revision=revision)
+    except HFValidationError:
+        raise ModelError(f"{model_id!r} is neither a folder nor a hub id such as 'gpt2' or 'Qwen/Qwen3-8B'.") from None
+    if isinstance(cached, str):
+        snapshot = Path(cached).parent
+        if _weights_complete(snapshot):
+            return replace(found, revision=revision or snapshot.name, local=True)
+    return found
+
+
+def _weights_complete(folder: Path) -> bool:
+    """Whether all weight files of a cached snapshot are there; a half-downloaded model must go to the hub."""
+    for index in folder.glob("*.index.json"):
+        try:
+            files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (OSError, ValueError, KeyError, AttributeError):
+            return False
+        if all((folder / name).exists() for name in files):
+            return True
+    return any((folder / name).exists() for name in ("model.safetensors", "pytorch_model.bin"))
+
+
+def load_config(source: Source) -> Any:
+    """The model's config.
+
+    Raises:
+        ModelError: it can't be read, or it is not the config of a causal LM.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    config = _from_hub(AutoConfig.from_pretrained, source, "config")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and "AutoModelForCausalLM" not in (getattr(config, "auto_map", None) or {}):
+        kind = getattr(config, "model_type", None)
+        raise ModelError(
+            f"{source.model_id!r} is a {kind!r} model, which is no causal language model: there is no next token to predict. "
+            f"transformers knows {len(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)} families that are, gpt2 and llama among them."
+        )
+    return config
+
+
+def load_tokenizer(source: Source) -> Any:
+    """The model's tokenizer.
+
+    Raises:
+        ModelError: it has none, or it can't be read.
+    """
+    from transformers import AutoTokenizer
+
+    return _from_hub(AutoTokenizer.from_pretrained, source, "tokenizer")
+
+
+def load_weights(source: Source, config: Any, dtype: torch.dtype | None, device_map: Any) -> nn.Module:
+    """The model itself, ready to be read: in evaluation mode, frozen.
+
+    Args:
+        source: where it lies.
+        config: its config.
+        dtype: of the weights; ``None`` for the checkpoint's own.
+        device_map: as transformers takes it.
+
+    Raises:
+        ModelError: the weights can't be read.
+    """
+    from transformers import AutoModelForCausalLM
+
+    options: dict[str, Any] = {"dtype": dtype if dtype is not None else torch.float32 if source.gguf_file else "auto"}
+    if source.gguf_file is None:
+        options["config"] = config
+    if device_map is not None:
+        options["device_map"] = device_map
+    with quiet_bars() if source.model_id == BUNDLED else contextlib.nullcontext():
+        model: nn.Module = _from_hub(AutoModelForCausalLM.from_pretrained, source, "weights", **options)
+    return model.eval().requires_grad_(False)
+
+
+@contextlib.contextmanager
+def quiet_bars() -> Iterator[None]:
+    """Without transformers' progress bars: for loads that take a second."""
+    from transformers.utils import logging as bars
+
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
+
+
+def _from_hub(load: Any, source: Source, what: str, **options: Any) -> Any:
+    """Call a ``from_pretrained`` and turn what goes wrong into one error that says what to do."""
+    try:
+        return load(source.location, **source.options, **options)
+    except ImportError as error:
+        if source.gguf_file is not None:
+            raise MissingExtraError("Reading a .gguf file", "gguf") from error
+        raise ModelError(f"The {what} of {source.model_id!r} can't be loaded: {_first_line(error)}") from error
+    except KeyboardInterrupt:
+        raise
+    except Exception as error:  # transformers, tokenizers, safetensors and the hub each raise kinds of their own
+        if source.local or _reached(error):
+            hint = ""
+            if what == "tokenizer":
+                hint = " Give one: MuranoModel(…, tokenizer=AutoTokenizer.from_pretrained(…))."
+            raise ModelError(f"The {what} of {source.model_id!r} can't be loaded: {_first_line(error)}{hint}") from error
+        raise ModelError(
+            f"{source.model_id!r} is no folder here, is not in the hub's cache, and can't be fetched from the hub: "
+            f"{_first_line(error)} Check the name and the connection, or give the folder of a downloaded model."
+        ) from error
+
+
+def _reached(error: BaseException) -> bool:
+    """Whether the hub answered with files, so that what went wrong lies in them."""
+    return not isinstance(error, (OSError, RuntimeError)) and type(error).__module__.split(".")[0] not in ("httpx", "huggingface_hub")
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason given'}"

@@ -1,0 +1,98 @@
+"""Which fonts draw a label: the reader's own, then whatever on this machine has the character."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+from murano.plotting import labels
+from murano.plotting.backend import font_manager, rcParams
+
+#: Fonts that claim every character and draw a box or nothing for it.
+_BLANK = ("last resort", "lastresort", "adobe blank", "adobeblank", "unicode bmp fallback")
+#: matplotlib brings it along.
+_ALWAYS = "DejaVu Sans"
+
+
+def label(token: str, limit: int | None = None) -> str:
+    """A token's label, with every character that no font of this machine has escaped."""
+    return labels.label(token, limit, has_glyph)
+
+
+def has_glyph(char: str) -> bool:
+    """Whether some font on this machine can draw a character."""
+    return _family_of(char, _base()) is not None
+
+
+def families(texts: Iterable[str]) -> list[str]:
+    """The font families that together draw these texts, the reader's own first; matplotlib falls back glyph by glyph."""
+    base = _base()
+    found = {family: None for family in base}
+    for char in sorted({char for text in texts for char in text}):
+        family = _family_of(char, base)
+        if family is not None:
+            found.setdefault(family, None)
+    return list(found)
+
+
+def width(text: str) -> float:
+    """How wide a text is, in ems of its font size."""
+    base = _base()
+    return sum(_advance(char, base) for char in text)
+
+
+def _base() -> tuple[str, ...]:
+    """The families of the reader's style that exist here, then the one that matplotlib brings along."""
+    wanted = rcParams["font.family"]
+    return _existing((*([wanted] if isinstance(wanted, str) else wanted), _ALWAYS))
+
+
+@functools.lru_cache(maxsize=64)
+def _existing(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for name in names if _file(name) is not None))
+
+
+@functools.lru_cache(maxsize=4096)
+def _file(family: str) -> str | None:
+    """The file that matplotlib takes for a family in its normal weight."""
+    try:
+        return str(font_manager.findfont(font_manager.FontProperties(family=[family]), fallback_to_default=False))
+    except ValueError:
+        return None
+
+
+@functools.lru_cache(maxsize=16384)
+def _family_of(char: str, base: tuple[str, ...]) -> str | None:
+    for family in base:
+        if _draws(family, char):
+            return family
+    return next((family for family in _candidates() if _draws(family, char)), None)
+
+
+def _candidates() -> list[str]:
+    """All other families: plain sans-serif ones first, which go best with labels."""
+    names = {entry.name for entry in font_manager.fontManager.ttflist}
+    return sorted(names, key=lambda name: ("Noto Sans" not in name, "sans" not in name.lower(), name))
+
+
+def _draws(family: str, char: str) -> bool:
+    path = _file(family)
+    if path is None or family.lower().lstrip(".").startswith(_BLANK):
+        return False
+    try:
+        font = font_manager.get_font(path)
+        # Colour emoji fonts hold bitmaps of one size, which matplotlib can't draw.
+        return bool(font.scalable) and font.get_char_index(ord(char)) != 0
+    except (OSError, RuntimeError):  # a broken or foreign font file
+        return False
+
+
+@functools.lru_cache(maxsize=16384)
+def _advance(char: str, base: tuple[str, ...]) -> float:
+    family = _family_of(char, base)
+    path = None if family is None else _file(family)
+    if path is None:
+        return 1.0
+    font = font_manager.get_font(path)
+    font.set_size(100, 72)
+    return float(font.load_char(ord(char)).linearHoriAdvance) / 65536 / 100

@@ -1,0 +1,119 @@
+"""How a token is written: as the reader has to see it, whatever is in it.
+
+Spaces are shown as ``·``; line breaks, tabs, controls and zero-width characters as the escapes Python would write
+(``\\n``, ``\\u200b``); a combining mark without a letter sits on ``◌``; an empty token is ``∅``. What a font can't draw is
+escaped too. Everything else, ``$ _ \\ ^ { } < &`` included, stands for itself: whoever draws a label has to turn the
+mark-up of the place off (``parse_math=False`` in matplotlib) or use :func:`html_label`.
+"""
+
+from __future__ import annotations
+
+import html
+import unicodedata
+from collections.abc import Callable, Iterator
+
+SPACE = "·"
+EMPTY = "∅"
+ELLIPSIS = "…"
+#: What a combining mark stands on when the token has no letter for it.
+DOTTED_CIRCLE = "◌"
+#: More marks than this on one letter would run into the line above.
+MAX_MARKS = 2
+
+_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+#: Unicode categories that leave no ink, or none that anyone would recognise.
+_INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Zl", "Zp")
+
+
+def label(token: str, limit: int | None = None, has_glyph: Callable[[str], bool] | None = None) -> str:
+    """A token as it is to be read on a figure.
+
+    Args:
+        token: the token's text.
+        limit: how many columns wide it may be (a Chinese character or an emoji takes two); a longer one loses its middle.
+        has_glyph: whether a character can be drawn; without it every visible character can.
+
+    >>> label(" Paris"), label("\\n\\t"), label("$x_1$"), label("")
+    ('·Paris', '\\\\n\\\\t', '$x_1$', '∅')
+    >>> label("internationalization", limit=9)
+    'inte…tion'
+    """
+    pieces = list(_pieces(token, has_glyph or (lambda _: True))) or [EMPTY]
+    return "".join(pieces) if limit is None else _shortened(pieces, limit)
+
+
+def html_label(token: str, limit: int | None = None) -> str:
+    """The label as HTML text: ``&``, ``<``, ``>`` and quotes are escaped, so that ``</script>`` is harmless anywhere.
+
+    >>> html_label(" <b>")
+    '·&lt;b&gt;'
+    """
+    return html.escape(label(token, limit))
+
+
+def columns(text: str) -> int:
+    """How many columns a text takes in a fixed-width font."""
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
+    )
+
+
+def _pieces(token: str, has_glyph: Callable[[str], bool]) -> Iterator[str]:
+    """What must not be torn apart when a label is shortened: an escape, or a letter with its marks."""
+    piece, marks = "", 0
+    for char in token:
+        if unicodedata.category(char).startswith("M") and not _is_selector(char) and has_glyph(char) and marks < MAX_MARKS:
+            if not piece and not has_glyph(DOTTED_CIRCLE):
+                yield _escaped(char)
+                continue
+            piece, marks = (piece or DOTTED_CIRCLE) + char, marks + 1
+            continue
+        if piece:
+            yield piece
+        piece, marks = "", 0
+        if char == " ":
+            # Not kept as a piece that marks may stand on: a mark on a dot would not be read as one on a space.
+            yield SPACE if has_glyph(SPACE) else "_"
+        elif _needs_escape(char) or not has_glyph(char):
+            yield _escaped(char)
+        else:
+            piece = char
+    if piece:
+        yield piece
+
+
+def _needs_escape(char: str) -> bool:
+    # A token that is a middle dot must not read as a space, nor one that is a dotted circle as a lone mark.
+    unclear = char in (SPACE, EMPTY, DOTTED_CIRCLE)
+    return unclear or unicodedata.category(char) in _INVISIBLE or unicodedata.category(char).startswith("M")
+
+
+def _is_selector(char: str) -> bool:
+    """Variation selectors and their like are marks by category, but draw nothing."""
+    code = ord(char)
+    return 0xFE00 <= code <= 0xFE0F or 0xE0100 <= code <= 0xE01EF or code in (0x034F, 0x180B, 0x180C, 0x180D, 0x180F)
+
+
+def _escaped(char: str) -> str:
+    code = ord(char)
+    if char in _SHORT:
+        return _SHORT[char]
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _shortened(pieces: list[str], limit: int) -> str:
+    """The pieces, or as many from both ends as fit around an ellipsis; the beginning has the first claim."""
+    widths = [columns(piece) for piece in pieces]
+    if sum(widths) <= limit:
+        return "".join(pieces)
+    room = limit - 1
+    head, tail = 0, len(pieces)
+    from_head = True
+    while head < tail:
+        width = widths[head] if from_head else widths[tail - 1]
+        if width > room:
+            break
+        room -= width
+        head, tail = (head + 1, tail) if from_head else (head, tail - 1)
+        from_head = not from_head
+    return "".join(pieces[:head]) + ELLIPSIS + "".join(pieces[tail:])

@@ -1,0 +1,65 @@
+"""LogitLens: what each layer predicts, as a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from murano import keys
+from murano.errors import InputError
+from murano.results import Results
+from murano.steps.base import Step
+
+
+class LogitLens(Step):
+    """Reads ``keys.PROMPTS``, writes ``keys.LOGIT_LENS``; the work is done by :func:`murano.lens.logit_lens`.
+
+    Args:
+        model: a :class:`~murano.MuranoModel`.
+        layers: ``"all"``, an int, a range, an address or a list of these, in the order wanted; negative ints count from the last
+            layer, ``"embeddings"`` is the row before block 0.
+        positions: ``"all"``, ``"last"``, or token indices; negative ones count from each prompt's end.
+        top_k: how many tokens to keep of each distribution.
+        keep: ``"residuals"`` keeps the residuals too.
+        options: further arguments of :func:`murano.lens.logit_lens`: ``max_chunk_bytes``, ``max_batch_tokens``, ``on_error``.
+
+    Raises:
+        InputError: an argument that can't be right, before the model's weights load wherever they are not needed to know it.
+    """
+
+    reads = (keys.PROMPTS,)
+    writes = (keys.LOGIT_LENS,)
+
+    def __init__(
+        self, model: Any, layers: Any = "all", positions: Any = "all", top_k: int = 5, *, keep: str | None = None, **options: Any
+    ) -> None:
+        from murano import lens
+
+        if not hasattr(model, "check_layers"):
+            raise InputError(f"LogitLens needs a MuranoModel, not a {type(model).__name__}: LogitLens(MuranoModel(…)).")
+        allowed = ("max_chunk_bytes", "max_batch_tokens", "on_error")
+        for name in options:
+            if name not in allowed:
+                raise InputError(f"LogitLens takes no {name!r}. Further options: {', '.join(allowed)}.")
+        self.model, self.layers, self.positions, self.top_k, self.keep = model, layers, positions, top_k, keep
+        self.options = options
+        lens.parse_positions(positions)
+        lens.check_top_k(top_k)
+        model.check_layers(lens.parse_layers(layers))
+
+    def run(self, results: Results) -> Mapping[str, Any]:
+        from murano.lens import logit_lens
+
+        lens = logit_lens(
+            self.model,
+            results[keys.PROMPTS],
+            layers=self.layers,
+            positions=self.positions,
+            top_k=self.top_k,
+            keep=self.keep,
+            **self.options,
+        )
+        return {keys.LOGIT_LENS: lens}
+
+    def describe(self) -> str:
+        return f"{self.model.model_id}: layers {self.layers!r}, positions {self.positions!r}, top {self.top_k}"
