@@ -12,9 +12,16 @@ if TYPE_CHECKING:
     from murano import errors as errors
     from murano import keys as keys
     from murano.address import Address as Address
+    from murano.artifacts.codec import fingerprint as fingerprint
     from murano.artifacts.logit_lens import LogitLensResult as LogitLensResult
     from murano.artifacts.run import load_logit_lens as load_logit_lens
+    from murano.artifacts.run import load_prompts as load_prompts
+    from murano.artifacts.run import load_result as load_result
     from murano.artifacts.run import load_run as load_run
+    from murano.artifacts.run import save_run as save_run
+    from murano.artifacts.run import verify_run as verify_run
+    from murano.artifacts.store import load_artifact as load_artifact
+    from murano.artifacts.store import save_artifact as save_artifact
     from murano.errors import ArtifactError as ArtifactError
     from murano.errors import InputError as InputError
     from murano.errors import MissingExtraError as MissingExtraError
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
     from murano.errors import ReadoutError as ReadoutError
     from murano.errors import UnsupportedModelError as UnsupportedModelError
     from murano.keys import Key as Key
+    from murano.lens import logit_lens as logit_lens
     from murano.model import MuranoModel as MuranoModel
     from murano.pipeline import Pipeline as Pipeline
     from murano.prompts import Prompt as Prompt
@@ -37,8 +45,17 @@ else:
         __name__,
         {
             "murano.address": ["Address"],
+            "murano.artifacts.codec": ["fingerprint"],
             "murano.artifacts.logit_lens": ["LogitLensResult"],
-            "murano.artifacts.run": ["load_logit_lens", "load_run"],
+            "murano.artifacts.run": [
+                "load_logit_lens",
+                "load_prompts",
+                "load_result",
+                "load_run",
+                "save_run",
+                "verify_run",
+            ],
+            "murano.artifacts.store": ["load_artifact", "save_artifact"],
             "murano.errors": [
                 "ArtifactError",
                 "InputError",
@@ -51,6 +68,7 @@ else:
                 "UnsupportedModelError",
             ],
             "murano.keys": ["Key"],
+            "murano.lens": ["logit_lens"],
             "murano.model": ["MuranoModel"],
             "murano.pipeline": ["Pipeline"],
             "murano.prompts": ["Prompt", "PromptBatch"],

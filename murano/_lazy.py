@@ -13,8 +13,8 @@ def lazy_exports(
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
     """What a package needs to export names lazily (PEP 562): its ``__all__``, ``__getattr__`` and ``__dir__``.
 
-    A package writes its names twice: as imports under ``TYPE_CHECKING``, where type checkers and editors look, and in the
-    ``else`` branch. To a type checker the package then has no ``__getattr__``, so that a misspelt name is an error::
+    A package writes its names twice: as imports under ``TYPE_CHECKING``, where type checkers and editors look, and in
+    the ``else`` branch. To a type checker the package then has no ``__getattr__``, so that a misspelt name is an error::
 
         if TYPE_CHECKING:
             from murano.steps.plot import Plot as Plot

@@ -11,6 +11,7 @@ import logging
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from murano.errors import InputError, ReadoutError
 from murano.model import MuranoModel, batching, residuals
 from murano.model.proof import rounding
 from murano.prompts import PromptBatch, as_prompts
+from murano.artifacts.checkpoint import Checkpoint
 from murano.readout.reduce import CPU_SLICE_BYTES, reduce_rows
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,8 @@ logger = logging.getLogger(__name__)
 MAX_CHUNK_BYTES = 32 << 20
 #: Tokens of one forward, padding counted: what bounds its activations.
 MAX_BATCH_TOKENS = 2048
+#: Batches between two saves of a checkpoint.
+CHECKPOINT_BATCHES = 8
 
 
 class LensInterrupted(KeyboardInterrupt):
@@ -171,6 +175,7 @@ def logit_lens(
     max_chunk_bytes: int = MAX_CHUNK_BYTES,
     max_batch_tokens: int = MAX_BATCH_TOKENS,
     on_error: str = "raise",
+    checkpoint: Path | None = None,
 ) -> LogitLensResult:
     """Read the residual stream at every layer through the model's own final norm and unembedding.
 
@@ -184,6 +189,8 @@ def logit_lens(
         keep: ``"residuals"`` keeps the residuals too, so that any other question can be asked of them later.
         max_chunk_bytes: room for one chunk of logits; results do not depend on it beyond rounding.
         max_batch_tokens: tokens of one forward; results do not depend on it beyond rounding.
+        checkpoint: a file to keep what was read so far in, every :data:`CHECKPOINT_BATCHES` batches; with the file of a lens that was
+            killed it goes on from there, with the same result to the bit. The caller removes it.
         on_error: ``"raise"`` to refuse the whole set for one bad prompt, ``"skip"`` to leave it out and say so in ``notes``.
 
     Raises:
@@ -199,28 +206,42 @@ def logit_lens(
     addresses = parse_layers(layers, model.n_layers)
     check_top_k(top_k, model.vocab_size)
     encoded, notes = _encode(model, batch_of_prompts, wanted_positions, on_error)
-    reader = _Reader(model, addresses, top_k, max_chunk_bytes)
     cells = _Cells.of(encoded, wanted_positions, set(notes))
     n_cells = cells.input_ids.numel()
     tables = _Tables.empty(len(addresses), n_cells, top_k)
     if keep == "residuals":
-        tables.residuals = torch.full((len(addresses), n_cells, model.d_model), float("nan"), dtype=model.dtype)
+        tables.residuals = torch.full((len(addresses), n_cells, model.d_model), float("nan"), dtype=model.anatomy.stream_dtype)
+    reader = _Reader(model, addresses, tables, max_chunk_bytes)
     good = [i for i in range(len(encoded)) if i not in notes]
     batches = batching.make_batches(encoded, max_tokens=max_batch_tokens, mix_lengths=model.check_readout().pads, order=good)
-    done = 0
-    with tqdm(total=len(good), unit="prompt", desc="logit lens", delay=2.0, leave=False) as progress:
+    sections = [batches[i : i + CHECKPOINT_BATCHES] for i in range(0, len(batches), CHECKPOINT_BATCHES)]
+    request = [list(map(str, addresses)), encoded, str(positions), top_k, keep, max_chunk_bytes, max_batch_tokens]
+    saved = Checkpoint(checkpoint, request, tables) if checkpoint is not None else None
+    first = saved.load() if saved is not None else 0
+    done = sum(len(batch.prompts) for section in sections[:first] for batch in section)
+    with tqdm(total=len(good), initial=done, unit="prompt", desc="logit lens", delay=2.0, leave=False) as progress:
         try:
-            while batches:
-                batch = batches.pop(0)
-                try:
-                    reader.read(batch, cells, tables)
-                except torch.cuda.OutOfMemoryError:
-                    batches[:0] = _halves(batch, encoded)
-                    continue
-                done += len(batch.prompts)
-                progress.update(len(batch.prompts))
+            for index, section in enumerate(sections[first:], start=first):
+                todo = list(section)
+                while todo:
+                    batch = todo.pop(0)
+                    try:
+                        reader.read(batch, cells)
+                    except torch.cuda.OutOfMemoryError:
+                        if len(batch.prompts) == 1:
+                            raise
+                        todo[:0] = _halves(batch, encoded)
+                        continue
+                    done += len(batch.prompts)
+                    progress.update(len(batch.prompts))
+                # Rows of one section never share a chunk with the next one's: so a resumed lens computes the same products.
+                if saved is not None or index == len(sections) - 1:
+                    reader.flush(whole_chunks=False)
+                if saved is not None:
+                    saved.save(index + 1)
         except KeyboardInterrupt:
-            raise LensInterrupted(f"The lens was stopped after {done} of {len(good)} prompts; nothing was kept.") from None
+            kept = f"{checkpoint} keeps what was read" if saved is not None else "nothing was kept"
+            raise LensInterrupted(f"The lens was stopped after {done} of {len(good)} prompts; {kept}.") from None
     _warn(tables.odd)
     shape = (len(addresses), *cells.input_ids.shape)
     return LogitLensResult(
@@ -241,44 +262,42 @@ def logit_lens(
 
 
 class _Reader:
-    """Reads one batch after another into the tables, through one buffer for logits."""
+    """Reads one batch after another into the tables, through one buffer for logits.
 
-    def __init__(self, model: MuranoModel, addresses: Sequence[Address], top_k: int, max_chunk_bytes: int) -> None:
-        self.model, self.addresses, self.top_k = model, addresses, top_k
+    Rows of several layers, and of several batches, are gathered until they fill a chunk: a product of many rows is far cheaper than
+    many products of a few.
+    """
+
+    def __init__(self, model: MuranoModel, addresses: Sequence[Address], tables: _Tables, max_chunk_bytes: int) -> None:
+        self.model, self.addresses, self.tables = model, addresses, tables
         self.tail = model.tail
         self.last = Address(model.n_layers - 1)
         # ln_final is the last block's output after the norm: reading it through the rest of the tail is reading that block.
         self.sources = [self.last if a.component == "ln_final" else a for a in addresses]
-        mid = any(a.component == "resid_mid" for a in addresses)
-        self.mid = model._mid if mid else None
-        residuals.check_places(model.anatomy, addresses, self.mid or {})
+        self.mid = model.mid if any(a.component == "resid_mid" for a in addresses) else {}
+        residuals.check_places(model.anatomy, addresses, self.mid)
         row = self.tail.buffer(1, model.vocab_size)
         row_bytes = row.numel() * row.element_size()
         if max_chunk_bytes < row_bytes:
-            raise InputError(
-                f"max_chunk_bytes={max_chunk_bytes} has no room for one row of logits: use at least {row_bytes}."
-            )
+            raise InputError(f"max_chunk_bytes={max_chunk_bytes} has no room for one row of logits: use at least {row_bytes}.")
         self.chunk = max_chunk_bytes // row_bytes
         if self.chunk > 64:  # products run best on whole panels
             self.chunk -= self.chunk % 64
         self.buffer = row
         self.scratch: Tensor | None = None
-        # A replayed forward can't run inside the forward that is being read: then residuals wait until it has ended.
-        self.waits = self.tail.name == "replay"
+        self.waiting: list[tuple[Tensor, Tensor]] = []
 
-    def read(self, batch: batching.Batch, cells: _Cells, tables: _Tables) -> None:
-        """One forward, each wanted layer reduced as it passes, and the last one held against the model's own logits."""
+    def read(self, batch: batching.Batch, cells: _Cells) -> None:
+        """One forward; the wanted layers are reduced as they pass, and the last one is held against the model's own logits."""
         row, position, cell = cells.of_batch(batch)
-        held: dict[Address, Tensor] = {}
         final: list[Tensor] = []
 
         def on_stream(address: Address, stream: Float[Tensor, "batch position d_model"]) -> None:
             if address in self.sources:
-                picked = stream[row.to(stream.device), position.to(stream.device)]
-                if self.waits:
-                    held[address] = picked
-                else:
-                    self._reduce(address, picked, cell, tables)
+                self._take(address, stream[row.to(stream.device), position.to(stream.device)], cell)
+                # A replayed forward can't run inside the forward that is being read: there rows wait until it has ended.
+                if self.tail.name == "short":
+                    self.flush(whole_chunks=True)
             if address == self.last:
                 final.append(stream[:1, batch.lengths[0] - 1])
 
@@ -290,27 +309,44 @@ class _Reader:
             ending=self.model.ending,
             mid=self.mid,
         )
-        while held:
-            address = next(iter(held))
-            self._reduce(address, held.pop(address), cell, tables)
+        self.flush(whole_chunks=True)
         assert logits is not None
         self._check(final[0], logits[:1, -1], batch)
 
-    def _reduce(self, source: Address, rows: Float[Tensor, "row d_model"], cell: Int[Tensor, " row"], tables: _Tables) -> None:
-        layers = [i for i, s in enumerate(self.sources) if s == source]
-        self._note_odd(self.addresses[layers[0]], rows, tables)
-        if tables.residuals is not None:
-            for layer in layers:
-                tables.residuals[layer, cell] = rows.cpu()
-        for start in range(0, len(rows), self.chunk):
-            logits = self._project(rows[start : start + self.chunk])
-            stats = reduce_rows(logits, self.top_k, self.tail.finish, self.scratch)
-            where = cell[start : start + self.chunk]
-            for layer in layers:
-                tables.top_ids[layer, where] = stats.top_ids.to("cpu", torch.int32)
-                tables.top_probs[layer, where] = stats.top_probs.cpu()
-                tables.entropy[layer, where] = stats.entropy.cpu()
-                tables.log_normalizer[layer, where] = stats.log_normalizer.cpu()
+    def _take(self, source: Address, rows: Float[Tensor, "row d_model"], cell: Int[Tensor, " row"]) -> None:
+        n_cells = self.tables.entropy.shape[1]
+        for layer, address in enumerate(self.addresses):
+            if self.sources[layer] == source:
+                self._note_odd(address, rows)
+                self.waiting.append((rows, layer * n_cells + cell))
+                if self.tables.residuals is not None:
+                    self.tables.residuals[layer, cell] = rows.to("cpu", self.tables.residuals.dtype)
+
+    def flush(self, *, whole_chunks: bool) -> None:
+        """Project and reduce the rows that wait.
+
+        Args:
+            whole_chunks: leave what does not fill a chunk for later.
+        """
+        while self.waiting and (not whole_chunks or sum(len(rows) for rows, _ in self.waiting) >= self.chunk):
+            room, rows, places = self.chunk, [], []
+            while self.waiting and room:
+                waiting, place = self.waiting.pop(0)
+                if len(waiting) > room:
+                    self.waiting.insert(0, (waiting[room:], place[room:]))
+                    waiting, place = waiting[:room], place[:room]
+                rows.append(waiting.to(self.buffer.device))
+                places.append(place)
+                room -= len(waiting)
+            self._reduce(torch.cat(rows) if len(rows) > 1 else rows[0], torch.cat(places))
+
+    def _reduce(self, rows: Float[Tensor, "row d_model"], place: Int[Tensor, " row"]) -> None:
+        tables = self.tables
+        stats = reduce_rows(self._project(rows), tables.top_ids.shape[-1], self.tail.finish, self.scratch)
+        tables.top_ids.flatten(0, 1)[place] = stats.top_ids.to("cpu", torch.int32)
+        tables.top_probs.flatten(0, 1)[place] = stats.top_probs.cpu()
+        tables.entropy.view(-1)[place] = stats.entropy.cpu()
+        tables.log_normalizer.view(-1)[place] = stats.log_normalizer.cpu()
 
     def _project(self, rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "row vocab"]:
         n = len(rows)
@@ -319,15 +355,14 @@ class _Reader:
             self.buffer = self.tail.buffer(n, vocab)
             if self.buffer.device.type == "cpu":
                 self.scratch = torch.empty(min(n, max(1, CPU_SLICE_BYTES // (4 * vocab))), vocab)
-        out = self.buffer[:n]
-        return self.tail.project(rows, out)
+        return self.tail.project(rows, self.buffer[:n])
 
-    def _note_odd(self, address: Address, rows: Tensor, tables: _Tables) -> None:
+    def _note_odd(self, address: Address, rows: Tensor) -> None:
         peak = rows.abs().amax(dim=-1)
         for what, where in (("not finite", ~peak.isfinite()), ("all zero", peak == 0)):
             count = int(where.sum())
-            if count and not any(what in note for note in tables.odd.values()):
-                tables.odd[address] = f"Residuals are {what} from {address} on ({count} of {len(rows)} rows there)."
+            if count and not any(what in note for note in self.tables.odd.values()):
+                self.tables.odd[address] = f"Residuals are {what} from {address} on ({count} of {len(rows)} rows there)."
 
     def _check(self, last: Float[Tensor, "1 d_model"], own: Float[Tensor, "1 vocab"], batch: batching.Batch) -> None:
         read = self._project(last)
@@ -335,9 +370,8 @@ class _Reader:
         theirs = own.float().cpu()
         finite = theirs.isfinite() & read.isfinite()
         gap = float((read - theirs)[finite].abs().max()) if bool(finite.any()) else 0.0
-        # The row was computed alone here and in a batch there: products of another shape round differently, in half precision more so.
-        slack = 4 if own.dtype.itemsize >= 4 else 16
-        if gap > slack * rounding(own) or bool((theirs.isfinite() != read.isfinite()).any()):
+        # The row was computed alone here and in a batch there: products of another shape round differently.
+        if gap > 4 * rounding(own) or bool((theirs.isfinite() != read.isfinite()).any()):
             raise ReadoutError(
                 f"The lens disagrees with the model: at {self.last}, last position of prompt {batch.prompts[0]}, a logit differs by {gap:.3g}. "
                 "Nothing that was read can be trusted. Was the model changed after it was loaded? Make a new MuranoModel from it."
@@ -375,8 +409,6 @@ def _encode(
 def _halves(batch: batching.Batch, encoded: Sequence[Sequence[int]]) -> list[batching.Batch]:
     """The same prompts in two batches, after the device ran out of memory."""
     n = len(batch.prompts)
-    if n == 1:
-        raise
     torch.cuda.empty_cache()
     logger.warning("Out of device memory with %d prompts in a batch: going on with halves.", n)
     parts = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -54,15 +55,16 @@ class Pipeline:
             PipelineError: a step reads what no earlier step writes, or reads it as another type.
             InputError: a step's own arguments can't be right.
         """
+        start = "the results it starts from"
         written: dict[str, tuple[Key[Any] | None, str]] = {
-            str(key): (key if isinstance(key, Key) else None, "the results it starts from") for key in available
+            str(key): (key if isinstance(key, Key) else None, start) for key in available
         }
         for index, step in enumerate(self.steps):
             for key in step.reads:
                 self._check_read(index, step, key, written)
             step.check()
             for key in step.writes:
-                if str(key) in written:
+                if str(key) in written and written[str(key)][1] != start:
                     warnings.warn(
                         f"{str(key)!r} is written twice: by {written[str(key)][1]} and by {type(step).__name__} "
                         f"(step {index}). The later one replaces the earlier.",
@@ -90,11 +92,14 @@ class Pipeline:
                 f"{name} reads {str(key)!r} as a {key.type_name}, but {who} writes a {producer.type_name} under that name."
             )
 
-    def run(self, results: Results | None = None) -> Results:
+    def run(self, results: Results | None = None, *, resume: str | os.PathLike[str] | None = None) -> Results:
         """Check the chain, then run it.
 
         Args:
             results: earlier results to go on from; they are extended in place and returned.
+            resume: the folder of a saved run, which need not exist yet. Steps whose outputs are there and whose inputs,
+                arguments and versions are unchanged are skipped, and said so; a lens that was killed goes on where it
+                stopped, with the same result to the bit. Give the folder that ``Save`` writes and call it again after a kill.
 
         Returns:
             The results, with everything the steps wrote.
@@ -103,8 +108,16 @@ class Pipeline:
         if not isinstance(results, Results):
             results = Results(results)
         self.validate(results)
+        if resume is None:
+            for step in self.steps:
+                results = step(results)
+            return results
+        from murano.resume import Resume
+
+        earlier = Resume(resume)
         for step in self.steps:
-            results = step(results)
+            results = earlier.run(step, results)
+        earlier.finished()
         return results
 
     def plan(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from murano import keys
@@ -23,12 +24,16 @@ class StepRecord:
         call: the step as it was written, ``LogitLens(model, top_k=5)``.
         seconds: how long it ran.
         wrote: the keys it wrote.
+        fingerprint: what its outputs depend on, as one SHA-256; empty where nobody asked.
+        skipped: whether its outputs were taken from an earlier run.
     """
 
     name: str
     call: str
     seconds: float
     wrote: tuple[str, ...] = field(default=())
+    fingerprint: str = ""
+    skipped: bool = False
 
 
 class Results(dict[str, Any]):
@@ -44,6 +49,8 @@ class Results(dict[str, Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
         self.history: list[StepRecord] = []
+        #: Where a long step may keep what it has done so far; set while a pipeline runs with ``resume``.
+        self.checkpoint: Path | None = None
         self.update(*args, **kwargs)
 
     @overload

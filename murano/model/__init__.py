@@ -20,6 +20,7 @@ from murano.model.anatomy import Anatomy, embedding_device, find_anatomy, text_c
 from murano.model.loading import Source, find_source, load_config, load_tokenizer, load_weights
 from murano.model.proof import ReadoutProof, prove
 from murano.model.tail import Replay, ShortPath, Tail
+from murano.model.watch import at_rest, frozen
 from murano.prompts import Prompt, as_prompts
 
 __all__ = ["Anatomy", "MuranoModel", "ReadoutProof"]
@@ -73,8 +74,10 @@ class MuranoModel:
         self.device_map = device_map
         self._source: Source | None = None
         self._held: nn.Module | None = None
-        if isinstance(source, nn.Module):
-            self._hold(source, tokenizer)
+        # nnterp and nnsight wrap a module; what is read is the module itself.
+        module = source if isinstance(source, nn.Module) else getattr(source, "_model", None)
+        if isinstance(module, nn.Module):
+            self._hold(module, tokenizer if tokenizer is not None else getattr(source, "tokenizer", None))
         elif source is None or isinstance(source, (str, Path)):
             self._source = find_source(source, revision, trust_remote_code)
             self.config = load_config(self._source)
@@ -85,8 +88,6 @@ class MuranoModel:
             self.tokenizer = tokenizer
 
     def _hold(self, module: nn.Module, tokenizer: Any) -> None:
-        # nnterp and nnsight wrap a module; what is read is the module itself.
-        module = getattr(module, "_model", None) or module
         self._held = module
         self.config = getattr(module, "config", None)
         name = getattr(module, "name_or_path", "") or getattr(self.config, "_name_or_path", "")
@@ -162,7 +163,8 @@ class MuranoModel:
         return residuals.find_ending(self.anatomy)
 
     @functools.cached_property
-    def _mid(self) -> dict[int, Any]:
+    def mid(self) -> dict[int, Any]:
+        """Where ``resid_mid`` can be read, by layer; empty for a family whose attention and MLP run side by side."""
         return residuals.find_mid(self.anatomy)
 
     @property
@@ -236,7 +238,7 @@ class MuranoModel:
         off = [a for a in wanted if a.component in ("attn_out", "mlp_out")]
         if off:
             raise InputError(f"'{off[0]}' is not on the residual stream. Use resid_pre, resid_mid or resid_post of a layer.")
-        residuals.check_places(self.anatomy, wanted, self._mid if any(a.component == "resid_mid" for a in wanted) else {})
+        residuals.check_places(self.anatomy, wanted, self.mid if any(a.component == "resid_mid" for a in wanted) else {})
         encoded = self._encode_all(prompts)
         longest = max(map(len, encoded))
         logits_at = Address(None, "logits")
@@ -255,7 +257,7 @@ class MuranoModel:
                 [a for a in wanted if a != logits_at],
                 keep,
                 ending="full" if logits_at in wanted else None,
-                mid=self._mid if any(a.component == "resid_mid" for a in wanted) else None,
+                mid=self.mid if any(a.component == "resid_mid" for a in wanted) else None,
             )
             if logits_at in wanted and logits is not None:
                 keep(logits_at, logits)
@@ -293,7 +295,7 @@ class MuranoModel:
                 f"{type(self.hf_model).__name__} has no bare unembedding to read (raw=True): {self.check_readout().reason}. "
                 "Without raw, decode replays the model's own forward."
             )
-        with torch.set_grad_enabled(not detach and torch.is_grad_enabled()):
+        with at_rest(self.hf_model, grad=not detach and torch.is_grad_enabled()), frozen(self.hf_model):
             # Three axes keep their shape, so that equal shapes give the model's own numbers to the bit.
             rows = residuals if residuals.ndim == 3 else residuals.reshape(1, -1, self.d_model)
             rows = rows.to(self.dtype) if not rows.is_floating_point() else rows
@@ -333,6 +335,16 @@ class MuranoModel:
     def lm_head(self) -> Any:
         """The unembedding under nnterp's name, for use inside :meth:`trace`."""
         return self.nnterp.lm_head
+
+    def identity(self) -> str:
+        """What says whether this is the model of an earlier run: where it lies and which files, or the weights themselves."""
+        about = [self.model_id, str(self.revision), str(self.dtype_asked)]
+        if self._held is not None:
+            about += [f"{name} {tuple(p.shape)} {float(p.detach().double().sum())}" for name, p in self._held.named_parameters()]
+        elif self._source is not None and Path(self._source.location).is_dir():
+            files = sorted(p for p in Path(self._source.location).iterdir() if p.is_file())
+            about += [f"{p.name} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files]
+        return "\n".join(about)
 
     def __repr__(self) -> str:
         shown = "" if self.source is None else repr(str(self.source) if isinstance(self.source, Path) else self.source)

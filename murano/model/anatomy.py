@@ -76,6 +76,12 @@ class Anatomy:
         return self.layout.width
 
     @property
+    def stream_dtype(self) -> torch.dtype:
+        """The dtype of the residual stream: float32 in some families whose weights are smaller."""
+        dtype: torch.dtype = get_at(self.blocks[-1].recorded, self.blocks[-1].output_path).dtype
+        return dtype
+
+    @property
     def modules(self) -> list[nn.Module]:
         """The distinct modules behind the block calls."""
         return list({id(block.module): block.module for block in self.blocks}.values())

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from murano.errors import UnsupportedModelError
 from murano.model.anatomy import BATCH, POSITIONS, Anatomy, probe_ids, run
@@ -82,6 +83,11 @@ def rounding(logits: Tensor) -> float:
     return float(eps * max(1.0, float(finite.abs().max()) if finite.numel() else 1.0))
 
 
+def another_shape(logits: Tensor) -> float:
+    """How far these logits may be from those of a forward of another shape: in half precision more, but never as far as a wrong one."""
+    return rounding(logits) * (1 if logits.dtype.itemsize >= 4 else 4)
+
+
 def difference(a: Tensor, b: Tensor) -> float:
     """The largest absolute difference; equal infinities do not count, a NaN or another shape is infinite."""
     if a.shape != b.shape:
@@ -108,16 +114,23 @@ def prove(anatomy: Anatomy) -> tuple[Tail, ReadoutProof]:
     model, name = anatomy.model, type(anatomy.model).__name__
     a = probe_ids(model, anatomy.embedding_rows, BATCH, POSITIONS, seed=1)
     b = probe_ids(model, anatomy.embedding_rows, BATCH, POSITIONS, seed=2)
-    last, logits = last_residual(anatomy, b)
+    stream, logits = residual_stream(anatomy, b)
+    if bool(logits.isnan().any()):
+        start = next((f"L{i}.resid_post" for i, rows in enumerate(stream) if not bool(rows.isfinite().all())), "the final norm")
+        raise UnsupportedModelError(
+            f"{name} predicts NaN: not finite from {start} on, in {str(logits.dtype).removeprefix('torch.')}. "
+            "Were all its weights loaded, and can this dtype hold them?"
+        )
+    last = stream[-1]
     limit = rounding(logits)
-    other_shape = limit if logits.dtype.itemsize >= 4 else 64 * limit
+    other_shape = another_shape(logits)
     leak = _leak(anatomy, b, logits)
     if leak > other_shape:
         raise UnsupportedModelError(
             f"{name} is not causal: later tokens change its earlier predictions, by up to {leak:.3g} logits. An encoder has no "
             "next-token prediction to look for; a decoder of this family may need is_decoder=True in its config."
         )
-    padding = _padding_difference(anatomy, b, logits)
+    padding, picks = _padding_difference(anatomy, b, logits)
     replay = Replay(anatomy)
     short, reason = trace_short_path(anatomy, a)
     tried: list[str] = []
@@ -146,7 +159,7 @@ def prove(anatomy: Anatomy) -> tuple[Tail, ReadoutProof]:
             max_difference=gap,
             row_difference=row_gap,
             padding_difference=padding,
-            pads=padding <= other_shape,
+            pads=padding <= other_shape and not picks,
             scale=float(logits[logits.isfinite()].abs().max()),
             prompts=[a.tolist(), b.tolist()],
             n_layers=len(anatomy.blocks),
@@ -161,10 +174,8 @@ def prove(anatomy: Anatomy) -> tuple[Tail, ReadoutProof]:
     )
 
 
-def last_residual(
-    anatomy: Anatomy, ids: Tensor, **kwargs: Any
-) -> tuple[Float[Tensor, "batch position d_model"], Float[Tensor, "batch position vocab"]]:
-    """The stream after the last block, and the model's own logits, of one plain forward."""
+def residual_stream(anatomy: Anatomy, ids: Tensor) -> tuple[list[Float[Tensor, "batch position d_model"]], Float[Tensor, "batch position vocab"]]:
+    """The stream after every block, and the model's own logits, of one plain forward."""
     found: list[Tensor] = []
     blocks = anatomy.blocks
 
@@ -175,12 +186,12 @@ def last_residual(
     hooks = [module.register_forward_hook(hook) for module in anatomy.modules]
     try:
         with at_rest(anatomy.model):
-            logits = logits_of(run(anatomy.model, ids, **kwargs))
+            logits = logits_of(run(anatomy.model, ids))
     finally:
         for handle in hooks:
             handle.remove()
     assert logits is not None
-    return found[-1], logits
+    return found, logits
 
 
 def rows_apart(tail: Tail, rows: Float[Tensor, "batch position d_model"]) -> Float[Tensor, "batch position vocab"]:
@@ -191,19 +202,51 @@ def rows_apart(tail: Tail, rows: Float[Tensor, "batch position d_model"]) -> Flo
 
 
 def _leak(anatomy: Anatomy, ids: Tensor, logits: Tensor) -> float:
-    """How much earlier predictions change when later tokens do, at the same length."""
+    """How much earlier predictions change when later tokens do, at the same length.
+
+    In half precision it is the median row that counts: a router that is near a tie may choose otherwise for a few tokens, where
+    attention to later tokens moves every one.
+    """
     kept = ids.shape[1] // 2
     changed = torch.cat([ids[:, :kept], ids[:, :-kept].flip(1)], dim=1)
     with at_rest(anatomy.model):
         moved = logits_of(run(anatomy.model, changed))
     assert moved is not None
-    return difference(moved[:, :kept], logits[:, :kept])
+    if logits.dtype.itemsize >= 4:
+        return difference(moved[:, :kept], logits[:, :kept])
+    rows = [difference(moved[i, j], logits[i, j]) for i in range(ids.shape[0]) for j in range(kept)]
+    return sorted(rows)[len(rows) // 2]
 
 
-def _padding_difference(anatomy: Anatomy, ids: Tensor, logits: Tensor) -> float:
-    """How much the predictions of a prompt change when tokens are appended to it."""
-    longer = torch.cat([ids, ids[:, :3].flip(1)], dim=1)
-    with at_rest(anatomy.model):
-        padded = logits_of(run(anatomy.model, longer))
-    assert padded is not None
-    return difference(padded[:, : ids.shape[1]], logits)
+class _Picks(TorchDispatchMode):
+    """Notes whether something picks the largest of as many numbers as there are positions.
+
+    Where that is a sparse attention, which of two equal scores it picks depends on how many there are: a test on a few tokens may
+    well miss it.
+    """
+
+    def __init__(self, positions: int) -> None:
+        super().__init__()
+        self.positions, self.seen = positions, False
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        place = {torch.ops.aten.topk: 2, torch.ops.aten.sort: 1}.get(function.overloadpacket)
+        if place is not None:
+            axis = kwargs.get("dim", args[place] if len(args) > place else -1)
+            self.seen |= args[0].ndim > 0 and args[0].shape[axis] == self.positions
+        return function(*args, **kwargs)
+
+
+def _padding_difference(anatomy: Anatomy, ids: Tensor, logits: Tensor) -> tuple[float, bool]:
+    """How much the predictions of a prompt change when tokens are appended to it, and whether the model picks among positions."""
+    worst, picks = 0.0, False
+    for extra in (4, 1, 9):
+        longer = torch.cat([ids, ids.repeat(1, 2)[:, :extra].flip(1)], dim=1)
+        watch = _Picks(longer.shape[1])
+        with at_rest(anatomy.model), watch:
+            padded = logits_of(run(anatomy.model, longer))
+        assert padded is not None
+        worst = max(worst, difference(padded[:, : ids.shape[1]], logits))
+        picks = watch.seen if extra == 4 else picks and watch.seen  # an expert count that happens to be one of the lengths is none
+    return worst, picks

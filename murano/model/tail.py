@@ -231,7 +231,10 @@ class _Recorder(TorchDispatchMode):
             )
             narrows = function is torch.ops.aten.slice.Tensor and out.shape[:-1] == self.current.shape[:-1]
             if (elementwise or narrows) and all(o.ndim <= 1 for o in others):
-                self.steps.append(Arithmetic(function, tuple(_FLOW if a is self.current else a for a in args), kwargs))
+                taken = [_FLOW if a is self.current else a for a in args]
+                if narrows and len(taken) > 1:
+                    taken[1] = -1  # the vocabulary is the last axis, of single rows as well
+                self.steps.append(Arithmetic(function, tuple(taken), kwargs))
                 self._advance(out)
                 return out
         self.failed = f"{function} is no elementwise arithmetic"

@@ -97,6 +97,19 @@ def at_rest(model: nn.Module, *, grad: bool = False) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """Leave a model's own parameters out of any graph that is made meanwhile: a gradient then reaches what was passed in alone."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+@contextlib.contextmanager
 def replaced_forward(modules: Sequence[nn.Module], forward: Callable[..., Any]) -> Iterator[None]:
     """Let modules return ``forward(module)`` in place of running; whatever replaced their forward before is put back."""
     missing = object()

@@ -23,6 +23,7 @@ except ImportError as error:
     raise MissingExtraError("Plots", "plot") from error
 
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["np"]
 
@@ -64,10 +65,16 @@ def pyplot_axes(size: Size) -> Axes:
 
 def inner_size(ax: Axes) -> tuple[float, float]:
     """Width and height of axes, in inches."""
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    box = ax.get_window_extent()
-    return float(box.width / figure.dpi), float(box.height / figure.dpi)
+    box, dpi = ax.get_window_extent(), figure_of(ax).dpi
+    return float(box.width / dpi), float(box.height / dpi)
+
+
+def figure_of(ax: Axes) -> Figure:
+    """The whole figure that axes stand on, also where they are in a part of it."""
+    figure: Any = ax.figure
+    while not isinstance(figure, Figure):
+        figure = figure.figure
+    return figure
 
 
 def _outer(size: Size) -> tuple[float, float]:

@@ -12,11 +12,18 @@ from murano.plotting.backend import font_manager, rcParams
 _BLANK = ("last resort", "lastresort", "adobe blank", "adobeblank", "unicode bmp fallback")
 #: matplotlib brings it along.
 _ALWAYS = "DejaVu Sans"
+#: How many fonts matplotlib had when the answers below were remembered.
+_fonts_known = -1
 
 
 def label(token: str, limit: int | None = None) -> str:
     """A token's label, with every character that no font of this machine has escaped."""
-    return labels.label(token, limit, has_glyph)
+    return _label(token, limit, _base())
+
+
+@functools.lru_cache(maxsize=16384)
+def _label(token: str, limit: int | None, base: tuple[str, ...]) -> str:
+    return labels.label(token, limit, lambda char: _family_of(char, base) is not None)
 
 
 def has_glyph(char: str) -> bool:
@@ -25,9 +32,9 @@ def has_glyph(char: str) -> bool:
 
 
 def families(texts: Iterable[str]) -> list[str]:
-    """The font families that together draw these texts, the reader's own first; matplotlib falls back glyph by glyph."""
+    """The font families that together draw these texts, the reader's own first: matplotlib falls back by glyph."""
     base = _base()
-    found = {family: None for family in base}
+    found = dict.fromkeys(base)
     for char in sorted({char for text in texts for char in text}):
         family = _family_of(char, base)
         if family is not None:
@@ -37,19 +44,32 @@ def families(texts: Iterable[str]) -> list[str]:
 
 def width(text: str) -> float:
     """How wide a text is, in ems of its font size."""
-    base = _base()
+    return _width(text, _base())
+
+
+@functools.lru_cache(maxsize=16384)
+def _width(text: str, base: tuple[str, ...]) -> float:
     return sum(_advance(char, base) for char in text)
 
 
 def _base() -> tuple[str, ...]:
     """The families of the reader's style that exist here, then the one that matplotlib brings along."""
+    global _fonts_known
+    if (there := len(font_manager.fontManager.ttflist)) != _fonts_known:  # the reader has added a font since
+        for cached in (_label, _width, _existing, _file, _family_of, _advance):
+            cached.cache_clear()
+        _fonts_known = there
     wanted = rcParams["font.family"]
     return _existing((*([wanted] if isinstance(wanted, str) else wanted), _ALWAYS))
 
 
 @functools.lru_cache(maxsize=64)
 def _existing(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for name in names if _file(name) is not None))
+    files: dict[str, str] = {}
+    for name in names:
+        if (path := _file(name)) is not None:
+            files.setdefault(path, name)  # two names of one file would be searched twice for every text
+    return tuple(files.values())
 
 
 @functools.lru_cache(maxsize=4096)
@@ -71,7 +91,12 @@ def _family_of(char: str, base: tuple[str, ...]) -> str | None:
 
 def _candidates() -> list[str]:
     """All other families: plain sans-serif ones first, which go best with labels."""
-    names = {entry.name for entry in font_manager.fontManager.ttflist}
+    # Those without a regular face (light, condensed) would make matplotlib log that it takes another weight.
+    names = {
+        f.name
+        for f in font_manager.fontManager.ttflist
+        if f.weight in (400, "normal", "regular") and f.style == "normal"
+    }
     return sorted(names, key=lambda name: ("Noto Sans" not in name, "sans" not in name.lower(), name))
 
 

@@ -1,9 +1,10 @@
-"""How a token is written: as the reader has to see it, whatever is in it.
+r"""How a token is written: as the reader has to see it, whatever is in it.
 
-Spaces are shown as ``·``; line breaks, tabs, controls and zero-width characters as the escapes Python would write
-(``\\n``, ``\\u200b``); a combining mark without a letter sits on ``◌``; an empty token is ``∅``. What a font can't draw is
-escaped too. Everything else, ``$ _ \\ ^ { } < &`` included, stands for itself: whoever draws a label has to turn the
-mark-up of the place off (``parse_math=False`` in matplotlib) or use :func:`html_label`.
+Spaces are shown as ``·``, and as ``␣`` where there is nothing else; line breaks, tabs, controls and zero-width
+characters as the escapes Python would write (``\n``, ``\u200b``); a combining mark without a letter sits on ``◌``; an
+empty token is ``∅``. What a font can't draw is escaped too. Everything else, ``$ _ \ ^ { } < &`` included, stands for
+itself: whoever draws a label has to turn the mark-up of the place off (``parse_math=False`` in matplotlib) or use
+:func:`html_label`.
 """
 
 from __future__ import annotations
@@ -13,28 +14,34 @@ import unicodedata
 from collections.abc import Callable, Iterator
 
 SPACE = "·"
+#: Alone, a dot in the middle is too easily taken for one on the line.
+LONE_SPACE = "␣"
 EMPTY = "∅"
 ELLIPSIS = "…"
 #: What a combining mark stands on when the token has no letter for it.
 DOTTED_CIRCLE = "◌"
 #: More marks than this on one letter would run into the line above.
 MAX_MARKS = 2
+#: In fewer columns than this only the beginning of a token is kept.
+BOTH_ENDS = 7
 
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 #: Unicode categories that leave no ink, or none that anyone would recognise.
 _INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Zl", "Zp")
+_BLANK = (0x034F, 0x115F, 0x1160, 0x180B, 0x180C, 0x180D, 0x180F, 0x2800, 0x3164, 0xFFA0)
 
 
 def label(token: str, limit: int | None = None, has_glyph: Callable[[str], bool] | None = None) -> str:
-    """A token as it is to be read on a figure.
+    r"""A token as it is to be read on a figure.
 
     Args:
         token: the token's text.
-        limit: how many columns wide it may be (a Chinese character or an emoji takes two); a longer one loses its middle.
+        limit: how many columns wide it may be (a Chinese character or an emoji takes two); a longer one loses its
+            middle, or its end where there is no room for both ends.
         has_glyph: whether a character can be drawn; without it every visible character can.
 
-    >>> label(" Paris"), label("\\n\\t"), label("$x_1$"), label("")
-    ('·Paris', '\\\\n\\\\t', '$x_1$', '∅')
+    >>> label(" Paris"), label("\n\t"), label("$x_1$"), label("")
+    ('·Paris', '\\n\\t', '$x_1$', '∅')
     >>> label("internationalization", limit=9)
     'inte…tion'
     """
@@ -61,20 +68,21 @@ def columns(text: str) -> int:
 def _pieces(token: str, has_glyph: Callable[[str], bool]) -> Iterator[str]:
     """What must not be torn apart when a label is shortened: an escape, or a letter with its marks."""
     piece, marks = "", 0
+    space = LONE_SPACE if not token.strip(" ") and has_glyph(LONE_SPACE) else SPACE if has_glyph(SPACE) else "_"
     for char in token:
-        if unicodedata.category(char).startswith("M") and not _is_selector(char) and has_glyph(char) and marks < MAX_MARKS:
-            if not piece and not has_glyph(DOTTED_CIRCLE):
-                yield _escaped(char)
+        if _is_mark(char):
+            marks += 1
+            if marks <= MAX_MARKS and has_glyph(char) and (piece or has_glyph(DOTTED_CIRCLE)):
+                piece = (piece or DOTTED_CIRCLE) + char
                 continue
-            piece, marks = (piece or DOTTED_CIRCLE) + char, marks + 1
-            continue
+        else:
+            marks = 0
         if piece:
             yield piece
-        piece, marks = "", 0
+        piece = ""
         if char == " ":
-            # Not kept as a piece that marks may stand on: a mark on a dot would not be read as one on a space.
-            yield SPACE if has_glyph(SPACE) else "_"
-        elif _needs_escape(char) or not has_glyph(char):
+            yield space  # not a piece that a mark could stand on: it would look like a letter
+        elif _is_mark(char) or _needs_escape(char) or not has_glyph(char):
             yield _escaped(char)
         else:
             piece = char
@@ -82,16 +90,21 @@ def _pieces(token: str, has_glyph: Callable[[str], bool]) -> Iterator[str]:
         yield piece
 
 
+def _is_mark(char: str) -> bool:
+    """Whether a character is drawn over the one before it."""
+    return unicodedata.category(char).startswith("M") and not _is_selector(char)
+
+
 def _needs_escape(char: str) -> bool:
     # A token that is a middle dot must not read as a space, nor one that is a dotted circle as a lone mark.
-    unclear = char in (SPACE, EMPTY, DOTTED_CIRCLE)
-    return unclear or unicodedata.category(char) in _INVISIBLE or unicodedata.category(char).startswith("M")
+    unclear = char in (SPACE, LONE_SPACE, EMPTY, DOTTED_CIRCLE)
+    return unclear or unicodedata.category(char) in _INVISIBLE or _is_selector(char)
 
 
 def _is_selector(char: str) -> bool:
-    """Variation selectors and their like are marks by category, but draw nothing."""
+    """Variation selectors and their like are marks by category, but draw nothing; nor do Hangul fillers."""
     code = ord(char)
-    return 0xFE00 <= code <= 0xFE0F or 0xE0100 <= code <= 0xE01EF or code in (0x034F, 0x180B, 0x180C, 0x180D, 0x180F)
+    return 0xFE00 <= code <= 0xFE0F or 0xE0100 <= code <= 0xE01EF or code in _BLANK
 
 
 def _escaped(char: str) -> str:
@@ -115,5 +128,7 @@ def _shortened(pieces: list[str], limit: int) -> str:
             break
         room -= width
         head, tail = (head + 1, tail) if from_head else (head, tail - 1)
-        from_head = not from_head
+        from_head = not from_head or limit < BOTH_ENDS
+    if head == 0:  # the first piece alone is too wide: an escape
+        return pieces[0][: limit - 1] + ELLIPSIS
     return "".join(pieces[:head]) + ELLIPSIS + "".join(pieces[tail:])

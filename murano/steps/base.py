@@ -29,6 +29,8 @@ class Step:
     reads: Sequence[Key[Any]] = ()
     #: Keys that are there after it.
     writes: Sequence[Key[Any]] = ()
+    #: Whether what it writes can be taken from an earlier run; not if it does something besides, such as writing files.
+    resumable: bool = True
 
     def run(self, results: Results) -> Mapping[str, Any] | None:
         """Do the step's work.

@@ -57,6 +57,7 @@ class LogitLens(Step):
             positions=self.positions,
             top_k=self.top_k,
             keep=self.keep,
+            checkpoint=results.checkpoint,
             **self.options,
         )
         return {keys.LOGIT_LENS: lens}

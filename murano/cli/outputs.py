@@ -1,0 +1,54 @@
+"""Files and folders that a command is to write: refused before any work is done if they can't be."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+from murano.artifacts.folder import check_name
+from murano.errors import InputError, MissingExtraError
+
+#: What ``--plot`` can write.
+FIGURES = (".png", ".pdf", ".svg")
+
+
+def figure_file(name: str) -> Path:
+    """The file of ``--plot``.
+
+    Raises:
+        InputError: it is no figure, or can't be written.
+        MissingExtraError: nothing that draws is installed.
+    """
+    path = Path(name)
+    if path.suffix.lower() not in FIGURES:
+        raise InputError(f"--plot {name!r}: a figure is one of {', '.join(FIGURES)}.")
+    if path.is_dir():
+        raise InputError(f"--plot {name!r} is a folder: give the name of a file.")
+    _check_folder(Path(os.path.abspath(path)).parent, f"--plot {name!r}")
+    if find_spec("matplotlib") is None:
+        raise MissingExtraError("--plot", "plot")
+    return path
+
+
+def run_folder(name: str) -> tuple[Path, str]:
+    """The folder of ``--save``: the folder that it is in, and its own name.
+
+    Raises:
+        InputError: it is a file, or can't be written.
+        ArtifactError: its name can't be that of a run.
+    """
+    path = Path(os.path.abspath(name))  # so that "." has a name, too
+    check_name(path.name, "The run's folder")
+    if path.exists() and not path.is_dir():
+        raise InputError(f"--save {name!r} is a file: give the name of a folder.")
+    _check_folder(path, f"--save {name!r}")
+    return (Path(name).parent, path.name) if Path(name).name == path.name else (path.parent, path.name)
+
+
+def _check_folder(folder: Path, what: str) -> None:
+    there = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
+    if not there.is_dir():
+        raise InputError(f"{what} can't be written: {str(there)!r} is no folder.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"{what} can't be written: there is no permission to write into {str(there)!r}.")

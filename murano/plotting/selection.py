@@ -1,0 +1,157 @@
+"""Which rows and columns of a lens a figure shows, and what can be said about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from murano.address import Address
+from murano.artifacts.logit_lens import LogitLensResult
+from murano.errors import InputError
+from murano.plotting.backend import np
+
+
+def check_lens(lens: object) -> LogitLensResult:
+    """A lens, or an error that says what to give instead.
+
+    Raises:
+        InputError: it is no lens, or an empty one.
+    """
+    if not isinstance(lens, LogitLensResult):
+        raise InputError(f"A LogitLensResult is needed, not {type(lens).__name__}: results[keys.LOGIT_LENS] holds one.")
+    if not lens.addresses or not lens.top_ids.numel():
+        raise InputError(f"There is nothing to draw in {lens!r}.")
+    return lens
+
+
+def check_prompt(lens: LogitLensResult, prompt: object) -> int:
+    """The index of a prompt, counted from 0.
+
+    Raises:
+        InputError: it is no index, or there is no such prompt.
+    """
+    index = _as_int(prompt, "prompt")
+    if not -lens.n_prompts <= index < lens.n_prompts:
+        raise InputError(f"Prompt {index} does not exist: there are {lens.n_prompts}, counted from 0.")
+    return index % lens.n_prompts
+
+
+def ordered_layers(lens: LogitLensResult) -> list[int]:
+    """All layers, as the data flows."""
+    return sorted(range(len(lens.addresses)), key=lambda layer: lens.addresses[layer])
+
+
+def pick_layers(lens: LogitLensResult, layers: Any = None) -> list[int]:
+    """The indices of the layers to show, as the data flows.
+
+    Args:
+        lens: what was read.
+        layers: an address or several, in any form that ``Address.parse`` reads; ``None`` for all.
+
+    Raises:
+        InputError: one was not read, or there are none.
+    """
+    if layers is None:
+        return ordered_layers(lens)
+    several = isinstance(layers, Sequence) and not isinstance(layers, str)
+    chosen = {lens.layer_index(layer) for layer in (layers if several else [layers])}
+    if not chosen:
+        raise InputError(f"layers is empty. Read: {', '.join(map(str, lens.addresses))}.")
+    return [layer for layer in ordered_layers(lens) if layer in chosen]
+
+
+def pick_positions(lens: LogitLensResult, prompt: int, positions: Any = None) -> list[int]:
+    """The positions of a prompt to show, in reading order; those that hold no token of it are left out.
+
+    Args:
+        lens: what was read.
+        prompt: index of the prompt.
+        positions: indices on the position axis as in ``lens.table`` (-1 is the prompt's last token), one or several, or
+            a slice; ``None`` for all.
+
+    Raises:
+        InputError: one does not exist, or there are none.
+    """
+    mask = lens.attention_mask[prompt].tolist()
+    if positions is None or isinstance(positions, slice):
+        inside = range(len(mask))[positions or slice(None)]
+        chosen = {position for position in inside if mask[position]}
+    else:
+        several = isinstance(positions, Sequence) and not isinstance(positions, str)
+        chosen = set()
+        for given in positions if several else [positions]:
+            position = _as_int(given, "position")
+            lens._check_cell(prompt, position)
+            chosen.add(position % len(mask))
+    if not chosen:
+        raise InputError(
+            f"There are no positions to draw: prompt {prompt} has {sum(mask)}, and positions={positions!r}."
+        )
+    return sorted(chosen)
+
+
+def fold(columns: list[int], limit: int) -> list[int]:
+    """The columns that are kept when there are more than fit: a quarter of the first ones and, for the rest, the last.
+
+    Raises:
+        InputError: the limit is no number of columns.
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise InputError(f"max_columns is a number of columns from 1 on, not {limit!r}.")
+    if len(columns) <= limit:
+        return columns
+    first = limit // 4
+    return columns[:first] + columns[len(columns) - (limit - first) :]
+
+
+def final_layer(lens: LogitLensResult) -> int | None:
+    """The layer whose prediction is the model's own; ``None`` when it was not read."""
+    last = ordered_layers(lens)[-1]
+    address, n_layers = lens.addresses[last], lens.model.get("n_layers")
+    if address == Address(None, "ln_final") or n_layers is None:  # without a record of depth, the last one read counts
+        return last
+    return last if address == Address(int(n_layers) - 1) else None
+
+
+def settled_row(lens: LogitLensResult, prompt: int, position: int, shown: list[int]) -> int | None:
+    """The first of the rows shown from which on the model's own top token stays first, at every layer that was read.
+
+    Args:
+        lens: what was read.
+        prompt: index of the prompt.
+        position: index on the position axis.
+        shown: the layers that are rows, as the data flows.
+    """
+    final = final_layer(lens)
+    if final is None:
+        return None
+    order = ordered_layers(lens)
+    ids = lens.predicted_tokens[order, prompt, position].tolist()
+    if ids[-1] < 0:
+        return None
+    first = len(ids) - 1
+    while first > 0 and ids[first - 1] == ids[-1]:
+        first -= 1
+    settled = set(order[first:])
+    return next((row for row, layer in enumerate(shown) if layer in settled), None)
+
+
+def row_labels(addresses: Sequence[Address]) -> tuple[list[str], str]:
+    """A label for each row, and one for their axis; numbers are enough where one component was read."""
+    components = {address.component for address in addresses if address.layer is not None}
+    if len(components) > 1:
+        return [str(address) for address in addresses], ""
+    component = components.pop() if components else "resid_post"
+    texts = [address.component if address.layer is None else str(address.layer) for address in addresses]
+    return texts, "layer" if component == "resid_post" else f"layer ({component})"
+
+
+def finite(array: Any) -> Any:
+    """A copy with NaN where a number is not finite."""
+    return np.where(np.isfinite(array), array, np.nan)
+
+
+def _as_int(value: object, what: str) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise InputError(f"A {what} is given by its index, not by {value!r}.")
+    return int(value.__index__())

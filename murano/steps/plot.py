@@ -1,0 +1,54 @@
+"""Plot: draw everything in the results that has a figure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from murano import keys
+from murano.keys import Key
+from murano.results import Results
+from murano.steps.base import Step
+
+
+class Plot(Step):
+    """Draw all results so far that have a figure, save them and show them in a notebook.
+
+    See :func:`murano.plotting.draw_results`, which this step calls.
+
+    Args:
+        output_dir: the folder to save into; without it nothing is saved.
+        show: whether a notebook shows the figures; ``None``: if it is one.
+        formats: the formats to save in: ``"png"``, ``"svg"``, ``"pdf"``.
+        per_prompt: a heatmap for each prompt, or one overview of all; ``None``: heatmaps for up to 8 prompts.
+    """
+
+    reads: Sequence[Key[Any]] = ()
+    writes: Sequence[Key[Any]] = (keys.PLOTS,)
+    resumable = False
+
+    def __init__(
+        self,
+        output_dir: str | os.PathLike[str] | None = None,
+        show: bool | None = None,
+        formats: str | Sequence[str] = ("png",),
+        per_prompt: bool | None = None,
+    ) -> None:
+        self.output_dir = output_dir
+        self.show = show
+        self.formats = formats
+        self.per_prompt = per_prompt
+
+    def check(self) -> None:
+        from murano.plotting.files import check_formats  # here: it needs matplotlib
+
+        check_formats(self.formats)
+
+    def run(self, results: Results) -> Mapping[str, Any]:
+        from murano.plotting.results import draw_results
+
+        return {keys.PLOTS: draw_results(results, self.output_dir, self.show, self.formats, self.per_prompt)}
+
+    def describe(self) -> str:
+        return "shows figures" if self.output_dir is None else f"writes figures into {os.fspath(self.output_dir)}"

@@ -1,0 +1,135 @@
+"""How tokens are written: what the reader must be able to tell apart, in matplotlib and in HTML."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from murano.plotting.labels import columns, html_label, label
+
+
+@pytest.mark.parametrize(
+    ("token", "written"),
+    [
+        (" Paris", "·Paris"),
+        ("Paris", "Paris"),
+        ("a b ", "a·b·"),
+        (" ", "␣"),
+        ("    ", "␣␣␣␣"),
+        ("", "∅"),
+        ("\n", r"\n"),
+        ("\r\n\t", r"\r\n\t"),
+        ("\x00\x1b\x7f", r"\x00\x1b\x7f"),
+        ("\xa0", r"\xa0"),
+        ("\u3000", r"\u3000"),
+        ("\u200b", r"\u200b"),  # zero width
+        ("a\u202eb", r"a\u202eb"),  # would turn the rest of the line around
+        ("👩\u200d👩", r"👩\u200d👩"),
+        ("❤\ufe0f", r"❤\ufe0f"),
+        ("\ud800", r"\ud800"),
+        ("\u0301", "◌\u0301"),
+        ("e\u0301", "e\u0301"),
+        (" \u0301", "·◌\u0301"),
+        ("e" + "\u0301" * 4, "e\u0301\u0301" + r"\u0301\u0301"),
+        ("$x_1^{2}$ \\frac <b> &amp;", "$x_1^{2}$·\\frac·<b>·&amp;"),
+        ("<0xE2>", "<0xE2>"),
+        ("⟨50300⟩", "⟨50300⟩"),
+        ("·", r"\xb7"),  # not a space
+        ("␣", r"\u2423"),
+        ("∅", r"\u2205"),
+        ("中国", "中国"),
+        ("مرحبا", "مرحبا"),
+    ],
+)
+def test_label(token: str, written: str) -> None:
+    assert label(token) == written
+
+
+def test_what_no_font_has_is_escaped() -> None:
+    assert label("中a", has_glyph=str.isascii) == r"\u4e2da"
+    assert label("😀", has_glyph=str.isascii) == r"\U0001f600"
+    assert label(" a", has_glyph=str.isascii) == "_a"
+    assert label("\u0301", has_glyph=str.isascii) == r"\u0301"
+
+
+@pytest.mark.parametrize(
+    ("token", "limit", "written"),
+    [
+        ("internationalization", 20, "internationalization"),
+        ("internationalization", 9, "inte…tion"),
+        ("internationalization", 8, "inte…ion"),
+        ("internationalization", 5, "inte…"),
+        ("x" * 200, 7, "xxx…xxx"),
+        ("中国中国", 8, "中国中国"),
+        ("中国中国", 7, "中国…国"),
+        ("\u200b\u200c", 8, r"\u200b…"),  # an escape is not torn apart
+        ("\U000e0001", 8, r"\U000e0…"),
+        ("", 1, "∅"),
+    ],
+)
+def test_long_tokens_lose_their_middle(token: str, limit: int, written: str) -> None:
+    assert label(token, limit) == written
+
+
+def test_html() -> None:
+    assert html_label("</script>") == "&lt;/script&gt;"
+    assert html_label(" \"a\" & 'b'") == "·&quot;a&quot;·&amp;·&#x27;b&#x27;"
+
+
+@given(st.text(max_size=40), st.integers(3, 20))
+def test_any_token_has_a_label_that_can_be_seen(token: str, limit: int) -> None:
+    short = label(token, limit)
+    assert short and columns(short) <= limit
+    assert short.isprintable()
+    assert "<" not in html_label(token)
+
+
+def test_fonts_that_the_machine_has(tmp_path: Any) -> None:
+    """A character that only an added font has is drawn with that font; without it, it is escaped."""
+    from fontTools.fontBuilder import FontBuilder
+    from fontTools.pens.ttGlyphPen import TTGlyphPen
+    from matplotlib import font_manager
+    from matplotlib.figure import Figure
+
+    from murano.plotting import fonts
+    from murano.plotting.files import figure_bytes
+
+    char = "\U00012345"  # cuneiform: no font of a test machine has it
+    if fonts.has_glyph(char):
+        pytest.skip("a font with this character is installed")
+    assert fonts.label(char) == r"\U00012345"
+
+    pen = TTGlyphPen(None)
+    pen.moveTo((0, 0))
+    for point in ((0, 500), (500, 500), (500, 0)):
+        pen.lineTo(point)
+    pen.closePath()
+    builder = FontBuilder(1000, isTTF=True)
+    builder.setupGlyphOrder([".notdef", "box"])
+    builder.setupCharacterMap({ord(char): "box"})
+    builder.setupGlyf({".notdef": pen.glyph(), "box": pen.glyph()})
+    builder.setupHorizontalMetrics({".notdef": (600, 0), "box": (600, 0)})
+    builder.setupHorizontalHeader(ascent=800, descent=-200)
+    builder.setupNameTable({"familyName": "Murano Test", "styleName": "Regular"})
+    builder.setupOS2(usWeightClass=400)
+    builder.setupPost()
+    builder.save(tmp_path / "test.ttf")
+    entries = list(font_manager.fontManager.ttflist)
+    try:
+        font_manager.fontManager.addfont(tmp_path / "test.ttf")
+        assert fonts.label(char) == char
+        assert fonts.families([char, "a"])[-1] == "Murano Test"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            figure = Figure()
+            figure.text(0.5, 0.5, f"a{char}", family=fonts.families([char]))
+            for file_format in ("png", "svg", "pdf"):
+                figure_bytes(figure, file_format)
+        assert fonts.width(char) == pytest.approx(0.6, abs=1e-3)
+    finally:
+        font_manager.fontManager.ttflist[:] = entries
+    assert fonts.label(char) == r"\U00012345"
