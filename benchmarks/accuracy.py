@@ -47,7 +47,8 @@ class Reference:
         # transformers' RMS norm casts to float32 whatever it is given, so it is written out here.
         x = rows.double()
         x = x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + self.eps)
-        return (self.weight * x) @ self.head.T
+        logits: Tensor = (self.weight * x) @ self.head.T
+        return logits
 
 
 def compare(result: Any, reference: Reference) -> dict[str, Any]:

@@ -151,6 +151,7 @@ def nnterp_lens(model: MuranoModel, ids: Ids, positions: str) -> Run:
         from nnterp.interventions import logit_lens as theirs
 
         wrapped = model.nnterp
+    wrapped.tokenizer.padding_side = "left"  # it refuses to find the last position otherwise; nothing is padded here
 
     @torch.no_grad()
     def run() -> Any:

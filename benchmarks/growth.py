@@ -67,7 +67,7 @@ def measure(who: str, tokens: int, layers: int, rounds: int) -> dict[str, Any]:
     if done.returncode != 0:
         return point | {"failed": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
     print(f"  {who}: {tokens} tokens, {layers} layers", file=sys.stderr, flush=True)
-    return point | json.loads(done.stdout.strip().splitlines()[-1])
+    return {**point, **json.loads(done.stdout.strip().splitlines()[-1])}
 
 
 def table_of(data: dict[str, Any]) -> str:

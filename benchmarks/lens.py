@@ -41,7 +41,7 @@ def measure_times(
     failed: dict[str, str] = {}
     said: dict[str, dict[str, Any]] = {}
     # A module that another library has put hooks on is no longer the one the others are measured on.
-    own = model_in_float32() if any(CONTENDERS[n].own_model for n in names) else None
+    own = model_in_float32() if any(CONTENDERS[n].own_model for n in names) else model
     for name in names:
         contender = CONTENDERS[name]
         try:
@@ -166,7 +166,7 @@ def table_of(data: dict[str, Any]) -> str:
         text = f"{title}\n\n{common.markdown_table(header, rows)}\n\n"
         text += f"Median of {case['rounds']} round{'s' if case['rounds'] > 1 else ''}."
         for name, error in case["failed"].items():
-            text += f" Not measured: {name} ({error:.120})."
+            text += f" Not measured: {name} ({' … '.join([error.splitlines()[0], *error.splitlines()[-1:]]):.200})."
         parts.append(text)
     notes = [common.machine_line(data["machine"])]
     if data["product"]:
@@ -213,7 +213,7 @@ def draw(data: dict[str, Any], file: Path) -> None:
         bars = right.barh(labels, peaks, color=colors)
         right.bar_label(bars, [f"{p:.0f} MB" if p else "" for p in peaks], padding=2, fontsize=7)
         right.set_yticks([])
-        if max(peaks, default=0) > 0:
+        if max(peaks, default=0) > 200:
             right.set_xscale("symlog", linthresh=100)
         for axis in (left, right):
             axis.margins(x=0.15)
@@ -252,6 +252,7 @@ def main() -> None:
         asked.rounds, asked.cases = min(asked.rounds, 2), [(1, 10)]
     model = model_in_float32()
     peers = installed_peers(asked.peers, Path(str(model.hf_model.name_or_path)))
+    installed = set(peers)
     if asked.only:
         wanted = set(asked.only.split(","))
         unknown = wanted - {*CONTENDERS, *PEERS}
@@ -267,7 +268,7 @@ def main() -> None:
         for positions in ("all", "last") if asked.positions == "both" else (asked.positions,):
             data["cases"].append(measure_case(model, case, positions, peers, asked.rounds, not asked.no_memory))
     data["product"] = chosen_product(model)
-    data["peers_missing"] = [p.label for n, p in PEERS.items() if n not in peers]
+    data["peers_missing"] = [p.label for n, p in PEERS.items() if n not in installed]
     output = common.Output("lens", asked.out, keep=not asked.quick)
     output.write(data, table_of(data), draw)
 

@@ -69,7 +69,9 @@ class Address:
         object.__setattr__(self, "component", component)
         if component in WHOLE_MODEL:
             if self.layer is not None:
-                raise InputError(f"{component!r} belongs to the whole model and takes no layer (got layer {self.layer}).")
+                raise InputError(
+                    f"{component!r} belongs to the whole model and takes no layer (got layer {self.layer})."
+                )
         elif component in STREAM or component in WRITTEN:
             if self.layer is None:
                 raise InputError(f"{component!r} needs a layer: write 'L3.{component}'.")

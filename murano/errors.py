@@ -46,7 +46,9 @@ class MissingExtraError(MuranoError, ImportError):
     """A feature needs an optional dependency that is not installed."""
 
     def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(f'{feature} needs an optional dependency. Install it with: pip install "murano-interp[{extra}]"')
+        super().__init__(
+            f'{feature} needs an optional dependency. Install it with: pip install "murano-interp[{extra}]"'
+        )
 
 
 def nearest(name: object, choices: Iterable[object]) -> str:

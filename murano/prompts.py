@@ -82,15 +82,15 @@ def as_prompts(source: Any, *, chat: bool = False) -> PromptBatch:
     """
     if isinstance(source, PromptBatch):
         return source
-    if isinstance(source, (str, Prompt)):
-        source = [source]
-    elif chat and _is_chat(source):
+    if isinstance(source, (str, Prompt)) or (chat and _is_chat(source)):
         source = [source]
     elif not isinstance(source, Sequence):
         try:
             source = list(source)
         except TypeError:
-            raise InputError(f"Prompts must be a list of strings, not {type(source).__name__}: {source!r:.80}") from None
+            raise InputError(
+                f"Prompts must be a list of strings, not {type(source).__name__}: {source!r:.80}"
+            ) from None
     if len(source) == 0:
         raise InputError('There are no prompts. Give at least one: LoadPrompts(["The capital of France is"]).')
     return PromptBatch([_as_prompt(item, index, chat) for index, item in enumerate(source)])
@@ -129,7 +129,11 @@ def _as_prompt(item: Any, index: int, chat: bool) -> Prompt:
         return Prompt(messages=tuple(dict(message) for message in item))
     if hasattr(item, "tolist"):  # a tensor or an array of ids
         item = item.tolist()
-    if isinstance(item, Sequence) and len(item) > 0 and all(isinstance(i, int) and not isinstance(i, bool) for i in item):
+    if (
+        isinstance(item, Sequence)
+        and len(item) > 0
+        and all(isinstance(i, int) and not isinstance(i, bool) for i in item)
+    ):
         return Prompt(token_ids=tuple(item))
     if isinstance(item, Sequence) and len(item) == 0:
         raise InputError(f"Prompt {index} is empty: {item!r}.")

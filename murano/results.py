@@ -69,7 +69,9 @@ class Results(dict[str, Any]):
     def __setitem__(self, key: str, value: Any, /) -> None:
         expected = key.resolve_type() if isinstance(key, Key) else None
         if expected is not None and not isinstance(value, expected):
-            raise InputError(f"Result {str(key)!r} is a {expected.__name__}, not a {type(value).__name__}: {value!r:.80}")
+            raise InputError(
+                f"Result {str(key)!r} is a {expected.__name__}, not a {type(value).__name__}: {value!r:.80}"
+            )
         super().__setitem__(str(key), value)
 
     def update(self, *args: Any, **kwargs: Any) -> None:

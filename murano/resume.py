@@ -38,7 +38,9 @@ def step_fingerprint(step: Step, results: Results) -> str:
             code = getattr(value, "__code__", None)
             return repr((value.__qualname__, code.co_code, code.co_consts)) if code is not None else repr(value)
 
-    arguments = {name: of(getattr(step, name)) for name in inspect.signature(type(step)).parameters if hasattr(step, name)}
+    arguments = {
+        name: of(getattr(step, name)) for name in inspect.signature(type(step)).parameters if hasattr(step, name)
+    }
     parts = {
         "step": f"{type(step).__module__}.{type(step).__qualname__}",
         "arguments": arguments,
@@ -72,7 +74,9 @@ class Resume:
             if found:
                 for key in step.writes:
                     results[key] = found[str(key)]
-                results.history.append(StepRecord(name, repr(step), 0.0, tuple(map(str, step.writes)), mark, skipped=True))
+                results.history.append(
+                    StepRecord(name, repr(step), 0.0, tuple(map(str, step.writes)), mark, skipped=True)
+                )
                 logger.warning("Skipped %s: %s", name, why)
                 return results
             logger.warning("Running %s: %s", name, why)
@@ -89,7 +93,10 @@ class Resume:
     def _find(self, step: Step, mark: str) -> tuple[str, Mapping[str, Any]]:
         for record in self.earlier.history:
             if record.fingerprint == mark and all(key in self.earlier for key in step.writes):
-                return f"{self.folder} has what it writes, and its inputs, arguments and versions are unchanged.", self.earlier
+                return (
+                    f"{self.folder} has what it writes, and its inputs, arguments and versions are unchanged.",
+                    self.earlier,
+                )
         kept = self.checkpoints / mark[:32]
         if kept.exists():
             from murano.artifacts.run import load_run

@@ -45,6 +45,15 @@ def settle() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def touch_weights() -> None:
+    """Read every parameter: weights that are mapped from a file are in memory only once something has read them."""
+    import torch
+
+    for item in gc.get_objects():
+        if issubclass(type(item), torch.nn.Parameter):
+            item.detach().sum()
+
+
 def batches(ids: list[list[int]]) -> list[list[list[int]]]:
     """Eight prompts at a time."""
     return [ids[i : i + BATCH] for i in range(0, len(ids), BATCH)]
@@ -65,6 +74,7 @@ def serve(
     request = json.loads(sys.stdin.readline())
     tiny = [ids[:4] for ids in request["ids"][:1]]
     model = load(request["model"])
+    touch_weights()
     settle()
     loaded = status("VmRSS")
     make(model, tiny, request["positions"])()

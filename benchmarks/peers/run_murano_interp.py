@@ -56,7 +56,8 @@ def load(folder: str) -> Any:
 
 
 def make(model: Any, ids: list[list[int]], positions: str) -> Callable[[], Any]:
-    from murano import LoadPrompts, LogitLens, Pipeline
+    from murano import LogitLens, Pipeline
+    from murano.steps import LoadPrompts
 
     rows = min(len(ids), BATCH) * len(ids[0])
     # Measured: three times the tensor of all probabilities. An out-of-memory killer ends other people's processes too.

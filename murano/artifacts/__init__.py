@@ -1,0 +1,1 @@
+"""What a step leaves behind, and how it is saved and opened again."""

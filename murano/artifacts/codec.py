@@ -131,7 +131,7 @@ _UNPACK: dict[str, Callable[[Any], Any]] = {
     **{f"{TAG}{tag}": back for _, tag, _, back in _CODECS},
     f"{TAG}tensor": _tensor_of_text,
     f"{TAG}tuple": tuple,
-    f"{TAG}items": lambda v: {key: value for key, value in v},
+    f"{TAG}items": lambda v: dict(v),
     f"{TAG}text": lambda v: base64.b64decode(v, validate=True).decode("utf-8", "surrogatepass"),
     f"{TAG}float": float,
     f"{TAG}int": lambda v: int(v, 16),

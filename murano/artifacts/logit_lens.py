@@ -138,7 +138,7 @@ class LogitLensResult:
             word = self.predicted_words[layer][prompt][position]
             probability = float(self.max_probs[layer, prompt, position])
             bar = "#" * int(probability * width) if probability == probability else ""
-            lines.append(f"{str(address):>16}  {word!r:<16} {probability:5.3f}  {bar}".rstrip())
+            lines.append(f"{address!s:>16}  {word!r:<16} {probability:5.3f}  {bar}".rstrip())
         return "\n".join(lines)
 
     def _check_cell(self, prompt: int, position: int) -> None:
@@ -147,7 +147,9 @@ class LogitLensResult:
             raise InputError(f"Prompt {prompt} does not exist: there are {prompts}, counted from 0.")
         if not -positions <= position < positions or not bool(self.attention_mask[prompt, position]):
             n = int(self.attention_mask[prompt].sum())
-            raise InputError(f"Position {position} of prompt {prompt} does not exist: {n} positions were read; the last is -1.")
+            raise InputError(
+                f"Position {position} of prompt {prompt} does not exist: {n} positions were read; the last is -1."
+            )
 
     def __repr__(self) -> str:
         layers, prompts, positions = self.max_probs.shape

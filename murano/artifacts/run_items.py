@@ -97,6 +97,7 @@ def _read_document(data: bytes) -> Any:
 
 
 def are_paths(value: Any) -> bool:
+    """Whether a value is a list of paths: the figures that ``Plot`` wrote."""
     return isinstance(value, (list, tuple)) and all(isinstance(item, (str, os.PathLike)) for item in value)
 
 

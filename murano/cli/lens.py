@@ -56,7 +56,12 @@ def add_to(commands: Any) -> None:
     out = parser.add_argument_group("what to write")
     out.add_argument("--json", action="store_true", help="JSON instead of tables on standard output")
     out.add_argument("--plot", metavar="FILE", help="draw the heatmap: a .png, .pdf or .svg file")
-    out.add_argument("--save", metavar="DIR", help="save the run; 'murano show DIR' and murano.load_run open it")
+    out.add_argument(
+        "--save",
+        metavar="DIR",
+        dest="save_dir",  # not "save": nnsight, once it has traced a model, gives every object a method of that name
+        help="save the run; 'murano show DIR' and murano.load_run open it",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if args.top_k < 1:
         raise InputError(f"--top-k {args.top_k} is too few: 1 keeps the predicted token alone.")
     figure = figure_file(args.plot) if args.plot is not None else None
-    saved = run_folder(args.save) if args.save is not None else None
+    saved = run_folder(args.save_dir) if args.save_dir is not None else None
     if only_last and (figure or saved):
         positions = "all"  # the table stays what it is
 
@@ -110,21 +115,17 @@ def _prompts(args: argparse.Namespace) -> PromptBatch:
 
 def _draw(results: Results, file: Path) -> list[str]:
     """The heatmap of one prompt is FILE, those of a few are FILE-0, FILE-1 and so on; many are in one overview."""
-    import matplotlib
-    from matplotlib import pyplot
-
     from murano import keys
-    from murano.plotting import plot_lens, plot_overview, save_figure
+    from murano.plotting import save_figure
+    from murano.plotting.lens import lens_grid
+    from murano.plotting.overview import overview_grid
     from murano.plotting.results import MOST_PROMPTS
 
-    matplotlib.use("agg")  # nothing is shown, so no window system is needed
     lens = results[keys.LOGIT_LENS]
-    if lens.n_prompts == 1 or lens.n_prompts > MOST_PROMPTS:
-        axes = {file: plot_lens(lens) if lens.n_prompts == 1 else plot_overview(lens)}
+    if lens.n_prompts == 1:
+        grids = {file: lens_grid(lens)}
+    elif lens.n_prompts > MOST_PROMPTS:
+        grids = {file: overview_grid(lens)}
     else:
-        axes = {file.with_stem(f"{file.stem}-{i}"): plot_lens(lens, i) for i in range(lens.n_prompts)}
-    try:
-        return [save_figure(drawn, path) for path, drawn in axes.items()]
-    finally:
-        for drawn in axes.values():
-            pyplot.close(drawn.get_figure(root=True))
+        grids = {file.with_stem(f"{file.stem}-{i}"): lens_grid(lens, i) for i in range(lens.n_prompts)}
+    return [save_figure(grid.draw(bare=True), path) for path, grid in grids.items()]

@@ -17,21 +17,31 @@ def notices(*, verbose: bool, quiet: bool) -> Iterator[None]:
 
     Args:
         verbose: everything that anybody logs.
-        quiet: errors only, and no progress bars.
+        quiet: errors only, and no progress bars; there are none either where standard error is no terminal.
     """
-    # All of these are read when the libraries are imported, which comes later.
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "info" if verbose else "error")
-    os.environ.setdefault("HF_HUB_VERBOSITY", "info" if verbose else "error")
-    if quiet:
-        os.environ.setdefault("TQDM_DISABLE", "1")
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    with _logging(verbose, quiet), warnings.catch_warnings():
+    level = "info" if verbose else "error"
+    settings = {"TRANSFORMERS_VERBOSITY": level, "HF_HUB_VERBOSITY": level}
+    if quiet or not sys.stderr.isatty():  # a progress bar in a log file is a line of noise for each step
+        settings |= {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    with _environment(settings), _logging(verbose, quiet), warnings.catch_warnings():
         if not verbose:
             warnings.simplefilter("ignore")
             if not quiet:
                 warnings.filterwarnings("default", module=r"murano\b")
             warnings.showwarning = _note
         yield
+
+
+@contextlib.contextmanager
+def _environment(settings: dict[str, str]) -> Iterator[None]:
+    """Variables that libraries read when they are imported, which comes later; what the user has set stays."""
+    added = {name: value for name, value in settings.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 @contextlib.contextmanager

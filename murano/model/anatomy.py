@@ -90,11 +90,13 @@ class Anatomy:
 def probe_ids(model: nn.Module, rows: int, batch: int, positions: int, seed: int) -> Int[Tensor, "batch position"]:
     """Ids for a proof: drawn from the vocabulary, special ones and padding left out, the same at every load."""
     config = getattr(model, "config", None)
-    special = set()
+    special: set[int] = set()
     for part in {id(c): c for c in (config, text_config(config)) if c is not None}.values():
         for name, value in vars(part).items():
             if name.endswith(("token_id", "token_index", "token_ids")):
-                special.update(v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, int))
+                special.update(
+                    v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, int)
+                )
     generator = torch.Generator().manual_seed(seed)
     usable = torch.tensor([i for i in range(rows) if i not in special] if rows < 4096 else range(1000, rows - 500))
     ids = usable[torch.randint(len(usable), (batch, positions), generator=generator)]
@@ -183,7 +185,9 @@ def find_anatomy(model: nn.Module) -> Anatomy:
         )
     calls = _block_calls(model, watcher.calls)
     if not calls:
-        raise UnsupportedModelError(f"{name} has no stack of blocks that return the residual stream, so there are no layers to read.")
+        raise UnsupportedModelError(
+            f"{name} has no stack of blocks that return the residual stream, so there are no layers to read."
+        )
     blocks = tuple(_block(call) for call in calls)
     norm, head = _tail_modules(watcher.calls, calls[-1], int(logits.shape[-1]))
     return Anatomy(model, blocks, norm, head, rows, int(logits.shape[-1]))
@@ -228,7 +232,11 @@ def _tail_modules(calls: Sequence[Call], last: Call, vocab: int) -> tuple[str | 
     """Names of the final norm and of the unembedding: what is called after the last block, outside of it."""
     after = [call for call in calls[calls.index(last) + 1 :] if last.name not in call.parents]
     norm = next((c.name for c in after if "norm" in type(c.module).__name__.lower()), None)
-    heads = [c.name for c in after if isinstance(c.output, Tensor) and c.output.shape[-1] >= vocab and not any(c.module.children())]
+    heads = [
+        c.name
+        for c in after
+        if isinstance(c.output, Tensor) and c.output.shape[-1] >= vocab and not any(c.module.children())
+    ]
     return norm, heads[-1] if heads else None
 
 

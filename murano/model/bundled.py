@@ -63,14 +63,16 @@ def _dequantise(file: Path, folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError as error:
-        raise ModelError(f"The bundled model can't be prepared in {folder.parent}: {error}. Set MURANO_CACHE to another folder.") from None
+        raise ModelError(
+            f"The bundled model can't be prepared in {folder.parent}: {error}. Set MURANO_CACHE to another folder."
+        ) from None
     try:
         model = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=torch.float32)
         # The weights are plain float32 by now; transformers saves them once they are no longer marked as quantised.
         for mark in ("hf_quantizer", "quantization_method"):
             if hasattr(model, mark):
                 delattr(model, mark)
-        model.is_quantized = False
+        model.is_quantized = False  # type: ignore[assignment]
         for config in {id(c): c for c in (model.config, model.config.get_text_config())}.values():
             if hasattr(config, "quantization_config"):
                 delattr(config, "quantization_config")
@@ -82,6 +84,8 @@ def _dequantise(file: Path, folder: Path) -> None:
             if not (folder / "model.safetensors").is_file():  # else another process was first: its copy is as good
                 raise
     except OSError as error:
-        raise ModelError(f"The bundled model can't be prepared in {folder.parent}: {error}. Set MURANO_CACHE to another folder.") from None
+        raise ModelError(
+            f"The bundled model can't be prepared in {folder.parent}: {error}. Set MURANO_CACHE to another folder."
+        ) from None
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -12,7 +12,7 @@ from murano.model.anatomy import Anatomy
 
 
 def standardized(anatomy: Anatomy, tokenizer: Any) -> Any:
-    """nnterp's ``StandardizedTransformer`` around the very module that Murano reads.
+    """Nnterp's ``StandardizedTransformer`` around the very module that Murano reads.
 
     The names that were discovered are handed to it, so that ``layers``, ``ln_final`` and ``lm_head`` exist where nnterp alone would not
     find them.

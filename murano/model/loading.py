@@ -66,14 +66,18 @@ def find_source(source: str | Path | None, revision: str | None, trust_remote_co
     path = Path(text).expanduser()
     if path.is_file():
         if path.suffix.lower() != ".gguf":
-            raise ModelError(f"{text!r} is a file, but not a .gguf file. Give a model's folder, a .gguf file or a hub id.")
+            raise ModelError(
+                f"{text!r} is a file, but not a .gguf file. Give a model's folder, a .gguf file or a hub id."
+            )
         return Source(path.stem, str(path.parent), gguf_file=path.name, trust_remote_code=trust_remote_code)
     if path.is_dir():
         if not (path / "config.json").is_file():
             held = sorted(p.name for p in path.iterdir())[:6]
             ggufs = [name for name in held if name.endswith(".gguf")]
             hint = f" Give the file itself: {str(path / ggufs[0])!r}." if ggufs else ""
-            raise ModelError(f"{text!r} is no model folder: it has no config.json. It holds: {', '.join(held) or 'nothing'}.{hint}")
+            raise ModelError(
+                f"{text!r} is no model folder: it has no config.json. It holds: {', '.join(held) or 'nothing'}.{hint}"
+            )
         return Source(text, str(path), trust_remote_code=trust_remote_code)
     if isinstance(source, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1 or "\\" in text:
         raise ModelError(f"There is no model folder {text!r}.{_neighbour(path)}")
@@ -122,7 +126,9 @@ def load_config(source: Source) -> Any:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     config = _from_hub(AutoConfig.from_pretrained, source, "config")
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and "AutoModelForCausalLM" not in (getattr(config, "auto_map", None) or {}):
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and "AutoModelForCausalLM" not in (
+        getattr(config, "auto_map", None) or {}
+    ):
         kind = getattr(config, "model_type", None)
         raise ModelError(
             f"{source.model_id!r} is a {kind!r} model, which is no causal language model: there is no next token to predict. "
@@ -195,7 +201,9 @@ def _from_hub(load: Any, source: Source, what: str, **options: Any) -> Any:
             hint = ""
             if what == "tokenizer":
                 hint = " Give one: MuranoModel(…, tokenizer=AutoTokenizer.from_pretrained(…))."
-            raise ModelError(f"The {what} of {source.model_id!r} can't be loaded: {_first_line(error)}{hint}") from error
+            raise ModelError(
+                f"The {what} of {source.model_id!r} can't be loaded: {_first_line(error)}{hint}"
+            ) from error
         raise ModelError(
             f"{source.model_id!r} is no folder here, is not in the hub's cache, and can't be fetched from the hub: "
             f"{_first_line(error)} Check the name and the connection, or give the folder of a downloaded model."
@@ -204,7 +212,10 @@ def _from_hub(load: Any, source: Source, what: str, **options: Any) -> Any:
 
 def _reached(error: BaseException) -> bool:
     """Whether the hub answered with files, so that what went wrong lies in them."""
-    return not isinstance(error, (OSError, RuntimeError)) and type(error).__module__.split(".")[0] not in ("httpx", "huggingface_hub")
+    return not isinstance(error, (OSError, RuntimeError)) and type(error).__module__.split(".")[0] not in (
+        "httpx",
+        "huggingface_hub",
+    )
 
 
 def _first_line(error: BaseException) -> str:

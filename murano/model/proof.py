@@ -116,7 +116,9 @@ def prove(anatomy: Anatomy) -> tuple[Tail, ReadoutProof]:
     b = probe_ids(model, anatomy.embedding_rows, BATCH, POSITIONS, seed=2)
     stream, logits = residual_stream(anatomy, b)
     if bool(logits.isnan().any()):
-        start = next((f"L{i}.resid_post" for i, rows in enumerate(stream) if not bool(rows.isfinite().all())), "the final norm")
+        start = next(
+            (f"L{i}.resid_post" for i, rows in enumerate(stream) if not bool(rows.isfinite().all())), "the final norm"
+        )
         raise UnsupportedModelError(
             f"{name} predicts NaN: not finite from {start} on, in {str(logits.dtype).removeprefix('torch.')}. "
             "Were all its weights loaded, and can this dtype hold them?"
@@ -174,7 +176,9 @@ def prove(anatomy: Anatomy) -> tuple[Tail, ReadoutProof]:
     )
 
 
-def residual_stream(anatomy: Anatomy, ids: Tensor) -> tuple[list[Float[Tensor, "batch position d_model"]], Float[Tensor, "batch position vocab"]]:
+def residual_stream(
+    anatomy: Anatomy, ids: Tensor
+) -> tuple[list[Float[Tensor, "batch position d_model"]], Float[Tensor, "batch position vocab"]]:
     """The stream after every block, and the model's own logits, of one plain forward."""
     found: list[Tensor] = []
     blocks = anatomy.blocks
@@ -226,7 +230,7 @@ class _Picks(TorchDispatchMode):
     """
 
     def __init__(self, positions: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.positions, self.seen = positions, False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -248,5 +252,7 @@ def _padding_difference(anatomy: Anatomy, ids: Tensor, logits: Tensor) -> tuple[
             padded = logits_of(run(anatomy.model, longer))
         assert padded is not None
         worst = max(worst, difference(padded[:, : ids.shape[1]], logits))
-        picks = watch.seen if extra == 4 else picks and watch.seen  # an expert count that happens to be one of the lengths is none
+        picks = (
+            watch.seen if extra == 4 else picks and watch.seen
+        )  # an expert count that happens to be one of the lengths is none
     return worst, picks

@@ -42,7 +42,7 @@ def find_ending(anatomy: Anatomy) -> Ending:
         try:
             layers = [Address(i) for i in range(len(anatomy.blocks))]
             found = forward(anatomy, ids, layers, lambda _, stream: streams.append(stream), ending=ending)
-        except Exception:  # noqa: BLE001 - the family's own code may refuse a shape in any way it likes
+        except Exception:
             continue
         # Asked for the last logits alone, some families run their last blocks on the last position alone: nothing to read there.
         if any(stream.shape[:2] != ids.shape for stream in streams):
@@ -127,9 +127,10 @@ def forward(
         hooks.append(module.register_forward_pre_hook(enter, with_kwargs=True))
         hooks.append(module.register_forward_hook(leave, with_kwargs=True))
     for address in wanted:
-        if address.component == "resid_mid" and mid is not None and address.layer in mid:
-            module, path = mid[address.layer]
-            hooks.append(module.register_forward_pre_hook(middle(address.layer, path), with_kwargs=True))
+        layer = address.layer
+        if address.component == "resid_mid" and mid is not None and layer is not None and layer in mid:
+            module, path = mid[layer]
+            hooks.append(module.register_forward_pre_hook(middle(layer, path), with_kwargs=True))
     for component, name in (("ln_final", anatomy.final_norm), ("lm_head", anatomy.head)):
         if Address(None, component) in missing and name is not None:
             hooks.append(model.get_submodule(name).register_forward_hook(after(component)))
@@ -163,7 +164,9 @@ def find_mid(anatomy: Anatomy) -> dict[int, tuple[nn.Module, Any]]:
         stream = stream_in(block, call.args, call.kwargs)
         start = watcher.calls.index(call)
         inside = [c for c in watcher.calls[start + 1 :] if call.name in c.parents]
-        inside = inside[: next((i for i, c in enumerate(watcher.calls[start + 1 :]) if call.name not in c.parents), len(inside))]
+        inside = inside[
+            : next((i for i, c in enumerate(watcher.calls[start + 1 :]) if call.name not in c.parents), len(inside))
+        ]
         written: list[Tensor] = []
         for child in inside:
             if child.parents[-1] != call.name:
@@ -193,4 +196,6 @@ def check_places(anatomy: Anatomy, addresses: Collection[Address], mid: dict[int
             )
         name = {"ln_final": anatomy.final_norm, "lm_head": anatomy.head}.get(address.component, "")
         if name is None:
-            raise InputError(f"'{address}' does not exist in {type(anatomy.model).__name__}: no such module is called after its last block.")
+            raise InputError(
+                f"'{address}' does not exist in {type(anatomy.model).__name__}: no such module is called after its last block."
+            )

@@ -74,7 +74,8 @@ class StreamLayout:
             return rows
         if self.batch_dim < 0:
             return rows.reshape(-1, self.width)
-        return rows.unflatten(2, self.rest).movedim((0, 1), (self.batch_dim, self.position_dim)).contiguous()
+        split = rows.reshape(*rows.shape[:2], *self.rest)
+        return split.movedim((0, 1), (self.batch_dim, self.position_dim)).contiguous()
 
 
 def find_tensor(structure: Any, accept: Callable[[Tensor], bool], path: Path = ()) -> Path | None:

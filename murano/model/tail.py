@@ -77,7 +77,6 @@ class ShortPath:
     def __init__(self, steps: Sequence[ModuleCall | Arithmetic], head: int) -> None:
         self.steps = tuple(steps)
         self.head = head
-        self.product: Product = torch_product
 
     def __call__(self, rows: Float[Tensor, "batch position d_model"]) -> Float[Tensor, "batch position vocab"]:
         return self.after_head(self.raw(rows))
@@ -111,16 +110,23 @@ class ShortPath:
         """What is still to be done to the logits of :meth:`project`; ``None`` where that is nothing."""
         return self.after_head if len(self.steps) > self.head + 1 else None
 
-    def project(self, rows: Float[Tensor, "row d_model"], out: Float[Tensor, "row vocab"]) -> Float[Tensor, "row vocab"]:
+    @property
+    def weight(self) -> Float[Tensor, "vocab d"] | None:
+        """The unembedding matrix, where the head is a plain Linear: packed and quantised heads keep their own arithmetic."""
+        head = self.steps[self.head]
+        return head.module.weight if isinstance(head, ModuleCall) and type(head.module) is nn.Linear else None
+
+    def project(
+        self, rows: Float[Tensor, "row d_model"], out: Float[Tensor, "row vocab"], product: Product = torch_product
+    ) -> Float[Tensor, "row vocab"]:
         """Logits of rows before :attr:`finish`, written into ``out`` where the head allows it."""
         hidden = self.before_head(rows.unsqueeze(0)).squeeze(0)
-        head = self.steps[self.head]
-        module = head.module if isinstance(head, ModuleCall) else None
-        # A plain Linear and nothing derived from it: packed and quantised heads keep their own arithmetic.
-        if type(module) is nn.Linear and module.weight.dtype == hidden.dtype == out.dtype:
-            self.product(hidden.to(module.weight.device), module.weight, out)
-            return out if module.bias is None else out.add_(module.bias)
-        return head(hidden.unsqueeze(0)).squeeze(0)
+        head, weight = self.steps[self.head], self.weight
+        if weight is None or not (weight.dtype == hidden.dtype == out.dtype):
+            return head(hidden.unsqueeze(0)).squeeze(0)
+        product(hidden.to(weight.device), weight, out)
+        bias = getattr(head.module, "bias", None) if isinstance(head, ModuleCall) else None
+        return out.add_(bias) if isinstance(bias, Tensor) else out
 
     def describe(self) -> str:
         """The steps in words."""
@@ -170,14 +176,17 @@ class Replay:
         return logits
 
     finish = None
+    weight = None
 
     def buffer(self, rows: int, vocab: int) -> Tensor:
         """Room for the logits of that many rows; only its size matters here."""
         parameter = next((p for p in self.anatomy.model.parameters() if p.is_floating_point()), torch.empty(0))
         return torch.empty(rows, vocab, dtype=parameter.dtype, device=parameter.device)
 
-    def project(self, rows: Float[Tensor, "row d_model"], out: Float[Tensor, "row vocab"]) -> Float[Tensor, "row vocab"]:
-        """Logits of rows; the model's own forward makes them, so ``out`` is not used."""
+    def project(
+        self, rows: Float[Tensor, "row d_model"], out: Float[Tensor, "row vocab"], product: Product = torch_product
+    ) -> Float[Tensor, "row vocab"]:
+        """Logits of rows; the model's own forward makes them, so ``out`` and ``product`` are not used."""
         return self(rows.unsqueeze(1)).squeeze(1)
 
     def describe(self) -> str:
@@ -189,7 +198,7 @@ class _Recorder(TorchDispatchMode):
     """Follows one tensor from the last block to the logits; gives up as soon as something else is done to it."""
 
     def __init__(self, start: Tensor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.current = start
         self.kept: list[Tensor] = [start]  # holds what was seen, so that an address in memory is not used again
         self.steps: list[ModuleCall | Arithmetic] = []
@@ -277,14 +286,14 @@ def trace_short_path(anatomy: Anatomy, ids: Int[Tensor, "batch position"]) -> tu
             count += 1
             if count == len(anatomy.blocks):
                 recorder = _Recorder(get_at(call.output, anatomy.blocks[-1].output_path))
-                recorder.__enter__()
+                recorder.__enter__()  # type: ignore[no-untyped-call]
 
     with at_rest(anatomy.model), Watcher(anatomy.model, on_enter, on_exit):
         try:
             logits = logits_of(run(anatomy.model, ids))
         finally:
             if recorder is not None:
-                recorder.__exit__(None, None, None)
+                recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
     if recorder is None or logits is None:
         return None, "the last block was not reached"
     if recorder.failed:

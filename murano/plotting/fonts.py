@@ -26,6 +26,11 @@ def _label(token: str, limit: int | None, base: tuple[str, ...]) -> str:
     return labels.label(token, limit, lambda char: _family_of(char, base) is not None)
 
 
+def drawable(text: str) -> str:
+    """A text that is no token, such as a model's name, with what no font of this machine has escaped."""
+    return "".join(char if char in " \n" or has_glyph(char) else labels.label(char, None, has_glyph) for char in text)
+
+
 def has_glyph(char: str) -> bool:
     """Whether some font on this machine can draw a character."""
     return _family_of(char, _base()) is not None

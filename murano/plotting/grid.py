@@ -10,7 +10,8 @@ from murano.plotting import fonts
 from murano.plotting.backend import Axes, Line2D, Rectangle, Size, bare_axes, inner_size, np, pyplot_axes
 from murano.plotting.values import Scale
 
-#: Colours that stay apart for colour-blind readers, on light and on dark cells.
+#: Colours that stay apart for colour-blind readers, on light and on dark cells. Texts outside the cells have colours
+#: of the reader's style, which may be a dark one.
 MARK = "#d55e00"
 INK, PAPER, FAINT = "#1a1a1a", "#ffffff", "#767676"
 #: Width of the place of columns that are left out, in columns.
@@ -116,14 +117,16 @@ class Grid:
         )
         ax.set(xlim=(edges[0], edges[-1]), ylim=(-0.5, len(self.rows) - 0.5))
         ax.grid(False)
-        ax.set_facecolor(PAPER)
+        ax.set_facecolor("none")  # what lies behind gaps and empty cells is the figure, light or dark
         ax.spines[:].set_visible(False)
         self._draw_bar(ax, mesh, own)
         width, height = (own.width, own.height) if own is not None else inner_size(ax)
         cell = (72 * width / edges[-1], 72 * height / len(self.rows))
         limit, points = self._text_for(cell)
-        if min(cell) > 6:  # white lines between cells, where they are not most of what one sees
-            mesh.set(edgecolor=PAPER, linewidth=0.6)
+        figure = ax.get_figure(root=True)
+        assert figure is not None
+        if min(cell) > 6:  # lines between cells, where they are not most of what one sees; unseen where there are none
+            mesh.set(edgecolor=figure.get_facecolor(), linewidth=0.6)
         families = fonts.families([*self._labels(limit), *map(_joined, self.below), fonts.label("x")])
         self._draw_rows(ax, cell[1])
         self._draw_ends(ax, centres, cell[0], limit, families)
@@ -132,7 +135,8 @@ class Grid:
         self._draw_gaps(ax, edges, centres, 72 * height)
         self._draw_settled(ax, edges)
         if self.title:
-            ax.set_title(self.title, fontsize=10, parse_math=False)
+            title = fonts.drawable(self.title)
+            ax.set_title(title, fontsize=10, parse_math=False, usetex=False, family=fonts.families([title]))
         return ax
 
     # -- columns -----------------------------------------------------------------------------------------------------
@@ -214,13 +218,14 @@ class Grid:
         """The labels under the columns, and those above."""
         below = self._end_texts(self.below, limit, width) if not self.plain_below else list(map(_joined, self.below))
         self._label_columns(ax.xaxis, centres, below, width, families)
-        ax.set_xlabel(self.below_title, fontsize=8, color=INK)
+        title = fonts.drawable(self.below_title)  # it may name models
+        ax.set_xlabel(title, fontsize=8, parse_math=False, usetex=False, family=fonts.families([title]))
         if not self.above:
             return
         top = ax.secondary_xaxis("top")
         top.spines[:].set_visible(False)
         self._label_columns(top.xaxis, centres, self._end_texts(self.above, limit, width), width, families)
-        top.set_xlabel(self.above_title, fontsize=8, color=INK)
+        top.set_xlabel(self.above_title, fontsize=8)
 
     def _end_texts(self, ends: Sequence[Words], limit: int, width: float) -> list[str]:
         """Labels outside the cells: as short as those inside if they then fit, else long, as they will be upright."""
@@ -247,7 +252,6 @@ class Grid:
             parse_math=False,
             usetex=False,
             rotation=0 if flat else 90,
-            color=INK,
         )
         axis.set_ticks([], minor=True)
         axis.set_tick_params(length=0, pad=2)
@@ -255,10 +259,10 @@ class Grid:
     def _draw_rows(self, ax: Axes, height: float) -> None:
         every = max(1, int(np.ceil(8 * 1.1 / height)))
         shown = range(0, len(self.rows), every)
-        ax.set_yticks(list(shown), labels=[self.rows[i] for i in shown], fontsize=8, parse_math=False, color=INK)
+        ax.set_yticks(list(shown), labels=[self.rows[i] for i in shown], fontsize=8, parse_math=False)
         ax.set_yticks([], minor=True)
         ax.tick_params(axis="y", length=0, pad=3)
-        ax.set_ylabel(self.row_title, fontsize=8, color=INK)
+        ax.set_ylabel(self.row_title, fontsize=8)
 
     # -- marks -------------------------------------------------------------------------------------------------------
 
@@ -269,7 +273,7 @@ class Grid:
             bar = figure.colorbar(mesh, cax=ax.inset_axes((1 + 0.1 / own.width, 0, 0.12 / own.width, 1)))
         else:
             bar = figure.colorbar(mesh, ax=ax, pad=0.02, aspect=30)
-        bar.set_label(self.scale.unit, fontsize=8, color=INK)
+        bar.set_label(self.scale.unit, fontsize=8, parse_math=False, usetex=False)
         bar.ax.tick_params(labelsize=7, length=2, width=0.6)
         bar.outline.set_visible(False)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from murano.address import Address
+from murano.address import STREAM, Address
 from murano.artifacts.logit_lens import LogitLensResult
 from murano.errors import InputError
 from murano.plotting.backend import np
@@ -51,10 +51,11 @@ def pick_layers(lens: LogitLensResult, layers: Any = None) -> list[int]:
     Raises:
         InputError: one was not read, or there are none.
     """
-    if layers is None:
+    if layers is None or (isinstance(layers, str) and layers == "all"):
         return ordered_layers(lens)
-    several = isinstance(layers, Sequence) and not isinstance(layers, str)
-    chosen = {lens.layer_index(layer) for layer in (layers if several else [layers])}
+    pair = isinstance(layers, tuple) and len(layers) == 2 and isinstance(layers[0], int) and isinstance(layers[1], str)
+    one = pair and layers[1] in (*STREAM, "block_output", "block_input")  # (3, "resid_post") is one address
+    chosen = {lens.layer_index(layer) for layer in ([layers] if one else _several(layers))}
     if not chosen:
         raise InputError(f"layers is empty. Read: {', '.join(map(str, lens.addresses))}.")
     return [layer for layer in ordered_layers(lens) if layer in chosen]
@@ -67,19 +68,20 @@ def pick_positions(lens: LogitLensResult, prompt: int, positions: Any = None) ->
         lens: what was read.
         prompt: index of the prompt.
         positions: indices on the position axis as in ``lens.table`` (-1 is the prompt's last token), one or several, or
-            a slice; ``None`` for all.
+            a slice; ``"last"``; ``None`` or ``"all"`` for all.
 
     Raises:
         InputError: one does not exist, or there are none.
     """
     mask = lens.attention_mask[prompt].tolist()
+    if isinstance(positions, str) and positions in ("all", "last"):  # as LogitLens takes them
+        positions = -1 if positions == "last" else None
     if positions is None or isinstance(positions, slice):
         inside = range(len(mask))[positions or slice(None)]
         chosen = {position for position in inside if mask[position]}
     else:
-        several = isinstance(positions, Sequence) and not isinstance(positions, str)
         chosen = set()
-        for given in positions if several else [positions]:
+        for given in _several(positions):
             position = _as_int(given, "position")
             lens._check_cell(prompt, position)
             chosen.add(position % len(mask))
@@ -149,6 +151,12 @@ def row_labels(addresses: Sequence[Address]) -> tuple[list[str], str]:
 def finite(array: Any) -> Any:
     """A copy with NaN where a number is not finite."""
     return np.where(np.isfinite(array), array, np.nan)
+
+
+def _several(given: Any) -> list[Any]:
+    """What was given as a list, whether it is one thing or several: a list, a range, a set, an array, a tensor."""
+    given = given.tolist() if hasattr(given, "tolist") else given
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
 
 
 def _as_int(value: object, what: str) -> int:

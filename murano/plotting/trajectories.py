@@ -11,7 +11,7 @@ from murano.artifacts.logit_lens import LogitLensResult
 from murano.errors import InputError, nearest
 from murano.plotting import fonts
 from murano.plotting.backend import Axes, Patch, Size, bare_axes, np, pyplot_axes
-from murano.plotting.grid import FAINT, INK
+from murano.plotting.grid import FAINT
 from murano.plotting.lens import title_of
 from murano.plotting.selection import (
     check_lens,
@@ -78,10 +78,10 @@ class Curves:
         depth = np.arange(len(self.layers))
         labels = self._labels()
         families = fonts.families([*labels, self._bound_label()])
-        ax.fill_between(depth, 0, np.nan_to_num(self.bound), color="#e6e6e6", linewidth=0, zorder=0.5)
+        ax.fill_between(depth, 0, np.nan_to_num(self.bound), color=FAINT, alpha=0.2, linewidth=0, zorder=0.5)
         if len(depth) == 1:  # an area needs two ends
             ax.fill_between(
-                [-0.4, 0.4], 0, float(np.nan_to_num(self.bound[0])), color="#e6e6e6", linewidth=0, zorder=0.5
+                [-0.4, 0.4], 0, float(np.nan_to_num(self.bound[0])), color=FAINT, alpha=0.2, linewidth=0, zorder=0.5
             )
         handles: list[Any] = []
         styles = itertools.cycle(itertools.product(("-", "--", ":"), range(len(COLOURS))))
@@ -105,15 +105,16 @@ class Curves:
         upright = any(len(text) > 3 for text in self.layers) and len(depth) > 4
         ax.set_xticks(shown, labels=[self.layers[i] for i in shown], fontsize=8, rotation=90 if upright else 0)
         ax.tick_params(axis="y", labelsize=8)
-        ax.set_xlabel(self.layer_title, fontsize=8, color=INK)
-        ax.set_ylabel("probability", fontsize=8, color=INK)
+        ax.set_xlabel(self.layer_title, fontsize=8)
+        ax.set_ylabel("probability", fontsize=8)
         self._draw_legend(ax, handles, labels, families)
         if self.title:
-            ax.set_title(self.title, fontsize=10, parse_math=False, family=fonts.families([self.title]))
+            title = fonts.drawable(self.title)
+            ax.set_title(title, fontsize=10, parse_math=False, usetex=False, family=fonts.families([title]))
         return ax
 
     def _draw_legend(self, ax: Axes, handles: list[Any], labels: list[str], families: list[str]) -> None:
-        handles = [*handles, Patch(facecolor="#e6e6e6", edgecolor="none")]
+        handles = [*handles, Patch(facecolor=FAINT, alpha=0.2, edgecolor="none")]
         texts = [*labels, self._bound_label()]
         legend = ax.legend(
             handles,
@@ -130,7 +131,8 @@ class Curves:
         )
         for number, (drawn, text) in enumerate(zip(legend.get_texts(), texts, strict=True)):
             drawn.set(text=text, parse_math=False, usetex=False, family=families)
-            drawn.set_color(FAINT if number == len(texts) - 1 else INK)
+            if number == len(texts) - 1:
+                drawn.set_color(FAINT)
 
     def _labels(self) -> list[str]:
         """What tokens are called; two that read alike get their ids."""

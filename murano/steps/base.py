@@ -64,8 +64,8 @@ class Step:
         if missing:
             raise MissingKeyError(f"{type(self).__name__} did not write {missing}, which it says it writes.")
         typed = {str(key): key for key in self.writes}
-        for key, value in wrote.items():
-            results[typed.get(str(key), key)] = value
+        for name, value in wrote.items():
+            results[typed.get(str(name), name)] = value
         results.history.append(
             StepRecord(type(self).__name__, repr(self), time.perf_counter() - started, tuple(map(str, wrote)))
         )
@@ -82,7 +82,9 @@ def _arguments(step: Step) -> list[str]:
         if not hasattr(step, name) or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
         value = getattr(step, name)
-        if parameter.default is not parameter.empty and (value is parameter.default or repr(value) == repr(parameter.default)):
+        if parameter.default is not parameter.empty and (
+            value is parameter.default or repr(value) == repr(parameter.default)
+        ):
             continue
         by_position = position == 0 and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         shown.append(repr(value) if by_position else f"{name}={value!r}")

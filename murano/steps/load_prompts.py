@@ -49,7 +49,7 @@ class LoadPrompts(Step):
         return f"{len(self.prompts)} prompt{'s' if len(self.prompts) != 1 else ''}, the first {first[:60]!r}"
 
     def __repr__(self) -> str:
-        shown = [str(p) if p.text else [dict(m) for m in p.messages] or list(p.token_ids) for p in self.prompts]
+        shown: list[Any] = [p.text or [dict(m) for m in p.messages] or list(p.token_ids) for p in self.prompts]
         # Hundreds of prompts would bury everything else that is recorded of a run; they are saved as an artifact of their own.
         listed = f"[{', '.join(map(repr, shown[:3]))}, …]  # {len(shown)} prompts" if len(shown) > 8 else repr(shown)
         return f"LoadPrompts({listed})"

@@ -21,7 +21,8 @@ class LogitLens(Step):
         positions: ``"all"``, ``"last"``, or token indices; negative ones count from each prompt's end.
         top_k: how many tokens to keep of each distribution.
         keep: ``"residuals"`` keeps the residuals too.
-        options: further arguments of :func:`murano.lens.logit_lens`: ``max_chunk_bytes``, ``max_batch_tokens``, ``on_error``.
+        options: further arguments of :func:`murano.lens.logit_lens`: ``max_chunk_bytes``, ``max_batch_tokens``, ``on_error``,
+            ``product``.
 
     Raises:
         InputError: an argument that can't be right, before the model's weights load wherever they are not needed to know it.
@@ -31,21 +32,28 @@ class LogitLens(Step):
     writes = (keys.LOGIT_LENS,)
 
     def __init__(
-        self, model: Any, layers: Any = "all", positions: Any = "all", top_k: int = 5, *, keep: str | None = None, **options: Any
+        self,
+        model: Any,
+        layers: Any = "all",
+        positions: Any = "all",
+        top_k: int = 5,
+        *,
+        keep: str | None = None,
+        **options: Any,
     ) -> None:
-        from murano import lens
+        from murano.readout import request
 
         if not hasattr(model, "check_layers"):
             raise InputError(f"LogitLens needs a MuranoModel, not a {type(model).__name__}: LogitLens(MuranoModel(…)).")
-        allowed = ("max_chunk_bytes", "max_batch_tokens", "on_error")
+        allowed = ("max_chunk_bytes", "max_batch_tokens", "on_error", "product")
         for name in options:
             if name not in allowed:
                 raise InputError(f"LogitLens takes no {name!r}. Further options: {', '.join(allowed)}.")
         self.model, self.layers, self.positions, self.top_k, self.keep = model, layers, positions, top_k, keep
         self.options = options
-        lens.parse_positions(positions)
-        lens.check_top_k(top_k)
-        model.check_layers(lens.parse_layers(layers))
+        request.parse_positions(positions)
+        request.check_top_k(top_k)
+        model.check_layers(request.parse_layers(layers))
 
     def run(self, results: Results) -> Mapping[str, Any]:
         from murano.lens import logit_lens

@@ -40,7 +40,9 @@ def test_what_the_bundled_model_is(model: MuranoModel) -> None:
     assert (model.n_layers, model.n_heads, model.d_model, model.vocab_size) == (30, 9, 576, 49152)
 
 
-@pytest.mark.parametrize(("text", "word", "probability"), [(FRANCE, " Paris", 0.773), (EIFFEL, " Paris", 0.656), (MARY, " Mary", 0.923)])
+@pytest.mark.parametrize(
+    ("text", "word", "probability"), [(FRANCE, " Paris", 0.773), (EIFFEL, " Paris", 0.656), (MARY, " Mary", 0.923)]
+)
 def test_known_answers(model: MuranoModel, text: str, word: str, probability: float) -> None:
     lens = logit_lens(model, [text])
     assert lens.predicted_words[-1][0][-1] == word
@@ -77,7 +79,9 @@ def test_a_batch_gives_what_each_prompt_gives_alone(model: MuranoModel) -> None:
     for index, text in enumerate(texts):
         alone = logit_lens(model, text)
         n = alone.input_ids.shape[1]
-        torch.testing.assert_close(together.top_probs[:, index, -n:], alone.top_probs[:, 0], atol=1e-5, rtol=0)
+        # transformers' own left-padded batch differs from its own single prompts by up to 1.2e-5 on these texts: products of another
+        # shape round differently, and no reader of residuals can undo that.
+        torch.testing.assert_close(together.top_probs[:, index, -n:], alone.top_probs[:, 0], atol=2e-5, rtol=0)
         assert together.input_words[index][-n:] == alone.input_words[0]
         assert not together.attention_mask[index, :-n].any()
 
@@ -98,9 +102,12 @@ def test_last_position_only(model: MuranoModel) -> None:
 
 def test_layers_in_the_users_order_and_the_embedding_row(model: MuranoModel) -> None:
     lens = logit_lens(model, [FRANCE], layers=["embeddings", 29, -2, "L3.resid_pre", "block_output[2]", "ln_final"])
-    assert [str(a) for a in lens.addresses] == ["embeddings", "L29.resid_post", "L28.resid_post", "L3.resid_pre", "L2.resid_post", "ln_final"]
+    read = ["embeddings", "L29.resid_post", "L28.resid_post", "L3.resid_pre", "L2.resid_post", "ln_final"]
+    assert [str(a) for a in lens.addresses] == read
     assert torch.equal(lens.top_ids[1], lens.top_ids[5])  # after the norm it is the same reading
-    torch.testing.assert_close(lens.top_probs[3], lens.top_probs[4], atol=1e-6, rtol=0)  # what leaves block 2 enters block 3
+    torch.testing.assert_close(
+        lens.top_probs[3], lens.top_probs[4], atol=1e-6, rtol=0
+    )  # what leaves block 2 enters block 3
 
 
 def test_kept_residuals_decode_to_the_same_predictions(model: MuranoModel) -> None:
@@ -121,7 +128,7 @@ def test_the_walk_through_as_a_researcher_types_it(model: MuranoModel, tmp_path:
     for layer_index, address in enumerate(lens.addresses):
         word = lens.predicted_words[layer_index][0][-1]
         prob = float(lens.max_probs[layer_index, 0, -1])
-        lines.append(f"{str(address):>16}  {word!r:<16} {prob:5.3f}  {'#' * int(prob * 30)}".rstrip())
+        lines.append(f"{address!s:>16}  {word!r:<16} {prob:5.3f}  {'#' * int(prob * 30)}".rstrip())
     assert lines[-1] == "  L29.resid_post  ' Paris'         0.656  ###################"
     assert lens.table().splitlines()[1:] == lines
     run_dir = Save(output_dir=tmp_path, run_name="logit_lens", model_id=model.model_id)(results)[keys.OUTPUT_DIR]

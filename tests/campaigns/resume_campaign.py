@@ -21,14 +21,14 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import torch  # noqa: E402
+from support.tiny_models import tiny_model  # noqa: E402
+from support.tiny_tokenizer import tiny_tokenizer  # noqa: E402
 
 from murano import MuranoModel, Pipeline, keys  # noqa: E402
 from murano.artifacts.codec import fingerprint  # noqa: E402
 from murano.artifacts.run import load_run, verify_run  # noqa: E402
 from murano.prompts import Prompt  # noqa: E402
 from murano.steps import LoadPrompts, LogitLens, Save  # noqa: E402
-from support.tiny_models import tiny_model  # noqa: E402
-from support.tiny_tokenizer import tiny_tokenizer  # noqa: E402
 
 
 def pipeline(model: MuranoModel, folder: Path) -> Pipeline:
@@ -85,7 +85,9 @@ def main() -> int:
                     same = fingerprint(load_run(folder / "run")[keys.LOGIT_LENS]) == expected
                     wrong += not (ok and same)
                 break
-        print(f"{kills} kills in {runs} runs of {length:.2f} s, {resumed} of them with a checkpoint; wrong results: {wrong}")
+        print(
+            f"{kills} kills in {runs} runs of {length:.2f} s, {resumed} of them with a checkpoint; wrong results: {wrong}"
+        )
     return 1 if wrong or not resumed else 0
 
 

@@ -17,7 +17,20 @@ from murano.model import MuranoModel
 from murano.model.batching import make_batches
 from murano.prompts import Prompt
 
-FAMILIES = ["gpt2", "llama", "opt", "bloom", "gpt_neox", "gemma2", "mamba", "falcon", "rwkv", "deepseek_v32", "gemma3n_text", "recurrent_gemma"]
+FAMILIES = [
+    "gpt2",
+    "llama",
+    "opt",
+    "bloom",
+    "gpt_neox",
+    "gemma2",
+    "mamba",
+    "falcon",
+    "rwkv",
+    "deepseek_v32",
+    "gemma3n_text",
+    "recurrent_gemma",
+]
 SPARSE = {"deepseek_v32"}
 TEXTS = [
     "The capital of France is",
@@ -31,7 +44,9 @@ TEXTS = [
 def check_same(alone: Any, together: Any, prompt: int, tolerance: float = 1e-5) -> None:
     """One prompt's cells, right-aligned, are those of the prompt alone."""
     n = int(alone.attention_mask[0].sum())
-    assert torch.equal(together.attention_mask[prompt].nonzero().flatten(), torch.arange(together.input_ids.shape[1])[-n:])
+    assert torch.equal(
+        together.attention_mask[prompt].nonzero().flatten(), torch.arange(together.input_ids.shape[1])[-n:]
+    )
     assert torch.equal(together.input_ids[prompt, -n:], alone.input_ids[0])
     assert torch.equal(together.top_ids[:, prompt, -n:], alone.top_ids[:, 0])
     assert (together.top_probs[:, prompt, -n:] - alone.top_probs[:, 0]).abs().max() < tolerance
@@ -47,7 +62,9 @@ def test_alone_or_together(family: str) -> None:
         check_same(logit_lens(model, text, layers=["embeddings", "all"], top_k=3), together, prompt)
         last = own_logits(model.hf_model, torch.tensor([model.encode(text)]))[0, -1].softmax(-1)
         assert (together.top_probs[-1, prompt, -1] - last.topk(3).values).abs().max() < 1e-5
-    in_pieces = logit_lens(model, TEXTS, layers=["embeddings", "all"], top_k=3, max_batch_tokens=20, max_chunk_bytes=3 * 1024)
+    in_pieces = logit_lens(
+        model, TEXTS, layers=["embeddings", "all"], top_k=3, max_batch_tokens=20, max_chunk_bytes=3 * 1024
+    )
     assert torch.equal(in_pieces.top_ids, together.top_ids)
     assert (in_pieces.top_probs - together.top_probs).abs().nan_to_num(0).max() < 1e-5
     captured = model.capture(TEXTS, 0)
@@ -162,7 +179,9 @@ def test_a_chat_that_ends_with_the_assistants_words_is_continued() -> None:
     tokenizer = tiny_tokenizer(chat=True)
     model = MuranoModel(held("llama").hf_model, tokenizer=tokenizer)
     messages = ({"role": "user", "content": "The river"}, {"role": "assistant", "content": "is old"})
-    assert tokenizer.decode(model.encode(Prompt(messages=messages))) == f"{BOS}[user] The river{EOS}\n[assistant] is old"
+    assert (
+        tokenizer.decode(model.encode(Prompt(messages=messages))) == f"{BOS}[user] The river{EOS}\n[assistant] is old"
+    )
 
 
 def test_a_chat_without_a_template_is_refused() -> None:
@@ -192,7 +211,13 @@ def test_leading_spaces_of_sentencepiece_are_shown() -> None:
     assert lens.input_words[0] == [BOS, " The", " capital", " of", " France", " is"]
     assert all(isinstance(word, str) for layer in lens.predicted_words for row in layer for word in row)
     byte_level = MuranoModel(held("llama").hf_model, tokenizer=tiny_tokenizer())
-    assert logit_lens(byte_level, "The capital of France is").input_words[0] == ["The", " capital", " of", " France", " is"]
+    assert logit_lens(byte_level, "The capital of France is").input_words[0] == [
+        "The",
+        " capital",
+        " of",
+        " France",
+        " is",
+    ]
 
 
 def test_ids_beyond_the_tokenizer_have_a_name() -> None:
@@ -200,7 +225,11 @@ def test_ids_beyond_the_tokenizer_have_a_name() -> None:
     model = MuranoModel(held("llama").hf_model, tokenizer=tiny_tokenizer(200))
     last = len(model.tokenizer) - 1
     assert last < 200
-    assert (model.words[last], model.words[last + 1], model.words[255]) == (model.tokenizer.decode([last]), f"⟨{last + 1}⟩", "⟨255⟩")
+    assert (model.words[last], model.words[last + 1], model.words[255]) == (
+        model.tokenizer.decode([last]),
+        f"⟨{last + 1}⟩",
+        "⟨255⟩",
+    )
     lens = logit_lens(model, [[20, 230, 255]], top_k=256)
     assert lens.input_words[0][1:] == ["⟨230⟩", "⟨255⟩"]
     assert {"⟨201⟩", "⟨255⟩"} <= {lens.words[i] for i in lens.top_ids.flatten().tolist()}
@@ -213,14 +242,19 @@ def test_ids_beyond_the_embedding_are_refused_before_any_forward(ids: list[int])
     bad = next(i for i in ids if not 0 <= i < 256)
     with forwards(model.hf_model) as ran:
         for read in (logit_lens, lambda m, p: m.capture(p, 0)):
-            with pytest.raises(InputError, match=rf"Prompt 1 has token id {bad}, but the model embeds ids 0 to 255 only.*does not belong"):
+            with pytest.raises(
+                InputError,
+                match=rf"Prompt 1 has token id {bad}, but the model embeds ids 0 to 255 only.*does not belong",
+            ):
                 read(model, [[20], ids])
     assert ran == [0]
 
 
 def test_another_models_tokenizer_is_noticed() -> None:
     tokenizer = tiny_tokenizer(300)
-    text = next(word for i in range(256, 300) if (word := tokenizer.decode([i])).strip() and tokenizer(word)["input_ids"] == [i])
+    text = next(
+        word for i in range(256, 300) if (word := tokenizer.decode([i])).strip() and tokenizer(word)["input_ids"] == [i]
+    )
     model = MuranoModel(tiny_model("gpt2"), tokenizer=tokenizer)
     with pytest.raises(InputError, match="this tokenizer does not belong to this model"):
         logit_lens(model, text)
@@ -242,7 +276,7 @@ def test_batches_keep_within_their_size() -> None:
     encoded = [[1] * n for n in (3, 9, 1, 4, 9, 2, 30)]
     batches = make_batches(encoded, max_tokens=18, mix_lengths=True)
     assert sorted(p for batch in batches for p in batch.prompts) == list(range(7))
-    assert [batch.prompts for batch in batches][0] == (6,)  # longer than a batch: one of its own
+    assert batches[0].prompts == (6,)  # longer than a batch: one of its own
     assert all(batch.ids.numel() <= 18 for batch in batches[1:])
     assert all(batch.ids.shape == (len(batch.prompts), max(batch.lengths)) for batch in batches)
     same = make_batches(encoded, max_tokens=18, mix_lengths=False)

@@ -110,7 +110,9 @@ def test_between_attention_and_mlp(family: str, reader: str) -> None:
     names = [f"L{i}.resid_mid" for i in range(model.n_layers)]
     captured = list(model.capture(ids.tolist(), names).values())
     handles = [
-        model.hf_model.get_submodule(reader.format(i)).register_forward_pre_hook(lambda _m, args: seen.append(args[0].clone()))
+        model.hf_model.get_submodule(reader.format(i)).register_forward_pre_hook(
+            lambda _m, args: seen.append(args[0].clone())
+        )
         for i in range(model.n_layers)
     ]
     own_logits(model.hf_model, ids)
@@ -127,8 +129,13 @@ def test_between_attention_and_mlp(family: str, reader: str) -> None:
 def test_no_place_between_attention_and_mlp_where_they_run_side_by_side(family: str) -> None:
     model = held(family)
     name = type(model.hf_model).__name__
-    for read in (lambda: model.capture([[20, 21]], "L1.resid_mid"), lambda: logit_lens(model, [[20, 21]], layers="L1.resid_mid")):
-        with pytest.raises(InputError, match=rf"'L1\.resid_mid' does not exist in {name}: no layer.*Use resid_pre or resid_post"):
+    for read in (
+        lambda: model.capture([[20, 21]], "L1.resid_mid"),
+        lambda: logit_lens(model, [[20, 21]], layers="L1.resid_mid"),
+    ):
+        with pytest.raises(
+            InputError, match=rf"'L1\.resid_mid' does not exist in {name}: no layer.*Use resid_pre or resid_post"
+        ):
             read()
 
 
@@ -160,7 +167,10 @@ def test_no_final_norm_is_said() -> None:
 def test_what_is_not_the_stream_is_refused(address: str) -> None:
     model = held("llama")
     assert model.check_readout().exact
-    with forwards(model.hf_model) as ran, pytest.raises(InputError, match="is not on the residual stream. Use resid_pre, resid_mid or"):
+    with (
+        forwards(model.hf_model) as ran,
+        pytest.raises(InputError, match="is not on the residual stream. Use resid_pre, resid_mid or"),
+    ):
         model.capture([[20, 21]], address)
     assert ran == [0]
 

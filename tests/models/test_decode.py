@@ -76,7 +76,9 @@ def test_raw_is_refused_where_there_is_no_such_thing(family: str) -> None:
     with forwards(model.hf_model) as ran:
         assert model.check_readout().path == "replay"
         ran[0] = 0
-        with pytest.raises(InputError, match=r"has no bare unembedding to read \(raw=True\): the stream is not one vector"):
+        with pytest.raises(
+            InputError, match=r"has no bare unembedding to read \(raw=True\): the stream is not one vector"
+        ):
             model.decode(rows, raw=True)
         assert ran[0] == 0
 
@@ -204,7 +206,9 @@ def test_a_model_changed_after_loading_is_noticed(family: str) -> None:
     assert logit_lens(model, [[20, 21, 22]]).n_prompts == 1
     other = nn.Linear(HIDDEN_SIZE, VOCAB_SIZE, bias=False)
     model.hf_model.lm_head = other
-    with pytest.raises(ReadoutError, match=r"at L2\.resid_post, last position of prompt 0, a logit differs by \d.*new MuranoModel"):
+    with pytest.raises(
+        ReadoutError, match=r"at L2\.resid_post, last position of prompt 0, a logit differs by \d.*new MuranoModel"
+    ):
         logit_lens(model, [[20, 21, 22]], layers=[0])
     again = MuranoModel(model.hf_model, tokenizer=tiny_tokenizer())
     assert again.check_readout().exact
@@ -262,7 +266,9 @@ def test_a_model_that_predicts_nan_from_the_start_is_refused_with_the_layer() ->
     module = tiny_model("llama")
     with torch.no_grad():
         module.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
-    with pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM predicts NaN: not finite from L1\.resid_post on, in float32"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"LlamaForCausalLM predicts NaN: not finite from L1\.resid_post on, in float32"
+    ):
         MuranoModel(module, tokenizer=tiny_tokenizer()).check_readout()
 
 

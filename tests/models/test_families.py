@@ -212,5 +212,3 @@ def test_proving_makes_no_copy_of_the_weights() -> None:
     assert model.check_readout().exact
     assert {name: p.data_ptr() for name, p in model.hf_model.named_parameters()} == before
     assert model.hf_model is module
-
-

@@ -79,6 +79,8 @@ def test_what_nnterp_cannot_wrap_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(nnterp, "StandardizedTransformer", refuse)
     model = fresh("llama")
-    with pytest.raises(UnsupportedModelError, match=r"nnterp can't wrap LlamaForCausalLM \(ValueError: no such architecture\)"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"nnterp can't wrap LlamaForCausalLM \(ValueError: no such architecture\)"
+    ):
         model.trace("x")
     assert model.decode(torch.zeros(32)).shape == (256,)

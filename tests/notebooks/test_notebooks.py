@@ -31,5 +31,7 @@ def test_runs_and_prints_what_it_shows(path: Path, tmp_path: Path, monkeypatch: 
     fresh = nbformat.read(path, as_version=4)
     NotebookClient(fresh, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert printed(fresh) == printed(stored)
-    told = "".join(o["text"] for c in fresh.cells if c.cell_type == "code" for o in c.outputs if o.get("name") == "stderr")
+    told = "".join(
+        o["text"] for c in fresh.cells if c.cell_type == "code" for o in c.outputs if o.get("name") == "stderr"
+    )
     assert "Warning" not in told and "Error" not in told, told

@@ -12,11 +12,11 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from support.tiny_models import tiny_inputs, tiny_model
-from support.tiny_tokenizer import tiny_tokenizer
 from torch import Tensor, nn
 
 from murano.model import MuranoModel
+from support.tiny_models import tiny_inputs, tiny_model
+from support.tiny_tokenizer import tiny_tokenizer
 
 
 @lru_cache(1)

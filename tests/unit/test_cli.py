@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import os
@@ -361,6 +362,17 @@ def test_every_command_has_examples() -> None:
         assert command in text
         done = murano(command, "--help")
         assert f"\n  murano {command}" in done.stdout
+
+
+@pytest.mark.parametrize("command", [["lens", "x"], ["show", "x"], ["doctor"]])
+def test_arguments_keep_their_defaults_when_nnsight_has_traced(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = vars(parser().parse_args(command))
+    # It gives every object such methods; argparse would take one for a value that is there already.
+    for name in ("save", "stop"):
+        monkeypatch.setattr(argparse.Namespace, name, lambda self: None, raising=False)
+    assert vars(parser().parse_args(command)) == before
 
 
 def test_bad_input_in_a_process() -> None:

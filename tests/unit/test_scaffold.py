@@ -1,4 +1,4 @@
-"""What holds the repository together: versions, dependencies and commands that are written down in more than one place."""
+"""What holds the repository together: versions, dependencies and commands that are written in more than one place."""
 
 from __future__ import annotations
 
