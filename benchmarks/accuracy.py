@@ -30,8 +30,7 @@ def product_names() -> list[str | None]:
     """The products that can be asked for; ``None`` is what Murano chooses by itself."""
     if not has_products():
         return [None]
-    table = getattr(products, "PRODUCTS", {})
-    return [None, *dict.fromkeys(["torch", *table])]
+    return [None, *(name for name in products.NAMES if name != "auto")]
 
 
 class Reference:

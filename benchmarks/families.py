@@ -230,10 +230,7 @@ def page(rows: list[Row], seconds: float) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        if row.proof is not None:
-            steps = row.proof.steps if row.proof.path == "short" else row.proof.reason
-        else:
-            steps = row.refused
+        steps = row.refused if row.proof is None else row.proof.steps if row.proof.path == "short" else row.proof.reason
         path = row.proof.path if row.proof is not None else "—"
         cells = (row.family, row.model_class, path, verdict(row.proof), verdict(row.bf16), one_line(steps), row.nnterp)
         lines.append(f"| {' | '.join(cells)} |")

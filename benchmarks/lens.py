@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from murano.lens import MAX_CHUNK_BYTES
 from benchmarks import common
 from benchmarks.contenders import CONTENDERS, Run, model_in_float32
 from benchmarks.peers_client import PEERS, Peer, installed_peers
@@ -226,8 +227,9 @@ def draw(data: dict[str, Any], file: Path) -> None:
 
 def chosen_product(model: Any) -> str:
     """Which product Murano chose on this machine, where it says so."""
-    product = getattr(model.tail, "product", None)
-    return str(getattr(product, "name", None) or getattr(product, "__name__", "") or "")
+    choice = model.product(MAX_CHUNK_BYTES // (4 * model.vocab_size) // 64 * 64)
+    speeds = ", ".join(f"{name} {gflops:.0f}" for name, gflops in choice.gflops.items())
+    return f"{choice.name} (GFLOP/s on the unembedding: {speeds})"
 
 
 def main() -> None:

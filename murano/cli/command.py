@@ -77,7 +77,7 @@ def find_model(name: str, **options: Any) -> MuranoModel:
     from murano import MuranoModel
 
     # Of weights that are on this machine already; a download still shows its own.
-    disable_progress_bar()  # type: ignore[no-untyped-call]
+    disable_progress_bar()
     return MuranoModel(None if name == BUNDLED else name, **options)
 
 

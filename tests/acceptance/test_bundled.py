@@ -90,7 +90,7 @@ def test_chunks_and_batches_do_not_change_the_numbers(model: MuranoModel) -> Non
     texts = [EIFFEL, FRANCE, MARY]
     usual = logit_lens(model, texts)
     small = logit_lens(model, texts, max_chunk_bytes=7 * 4 * model.vocab_size, max_batch_tokens=1)
-    torch.testing.assert_close(small.top_probs, usual.top_probs, atol=1e-5, rtol=0, equal_nan=True)
+    torch.testing.assert_close(small.top_probs, usual.top_probs, atol=2e-5, rtol=0, equal_nan=True)
     torch.testing.assert_close(small.entropy, usual.entropy, atol=1e-4, rtol=0, equal_nan=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -258,4 +259,4 @@ def test_a_block_that_runs_twice_has_two_layers() -> None:
     assert model.n_layers == len(names)
     captured = model.capture([[20, 21, 22]], range(model.n_layers))
     rows = list(captured.values())
-    assert all(not torch.equal(a, b) for a, b in zip(rows, rows[1:], strict=False))
+    assert all(not torch.equal(a, b) for a, b in itertools.pairwise(rows))

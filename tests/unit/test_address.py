@@ -97,7 +97,7 @@ def test_order_is_the_order_of_the_data() -> None:
     flow = ["embeddings", "L0.resid_pre", "L0.attn_out", "L0.resid_mid", "L0.mlp_out", "L0.resid_post", "L1.resid_pre"]
     flow += ["L1.resid_post", "L10.resid_pre", "ln_final", "lm_head", "logits"]
     addresses = [Address.parse(text) for text in flow]
-    assert sorted(reversed(addresses)) == addresses
+    assert sorted(addresses[4:] + addresses[:4]) == addresses
     assert [str(a) for a in sorted(set(addresses))] == flow
     assert addresses[0] < addresses[1] <= addresses[1] < addresses[-1]
     assert addresses[-1] > addresses[0] >= addresses[0]
