@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from murano.lens import MAX_CHUNK_BYTES
 from benchmarks import common
 from benchmarks.contenders import CONTENDERS, Run, model_in_float32
 from benchmarks.peers_client import PEERS, Peer, installed_peers
+from murano.lens import MAX_CHUNK_BYTES
 
 #: Cases with more tokens than this get half the rounds: one of them takes minutes.
 MANY_TOKENS = 4096

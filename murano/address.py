@@ -35,8 +35,8 @@ _SYNONYMS = {
 }
 _FORMS = (
     re.compile(r"L(?P<layer>-?\d+)\.(?P<component>\w+)"),  # L3.resid_post
-    re.compile(r"(?P<component>\w+)\.(?P<layer>-?\d+)"),  # resid_post.3
-    re.compile(r"(?P<component>\w+)\[(?P<layer>-?\d+)\]"),  # block_output[3]
+    re.compile(r"(?P<component>[a-z_]\w*)\.(?P<layer>-?\d+)"),  # resid_post.3
+    re.compile(r"(?P<component>[a-z_]\w*)\[(?P<layer>-?\d+)\]"),  # block_output[3]
     re.compile(r"L?(?P<layer>-?\d+)"),  # 3, L3
     re.compile(r"(?P<component>\w+)"),  # embeddings
 )
@@ -106,7 +106,9 @@ class Address:
                     return cls(None if layer is None else int(layer), found.get("component") or "resid_post")
             raise InputError(_not_an_address(value))
         if isinstance(value, Sequence) and len(value) == 2 and isinstance(value[1], str):
-            return cls(None if value[0] is None else int(value[0]), value[1])
+            layer = value[0]
+            if layer is None or (hasattr(layer, "__index__") and not isinstance(layer, bool)):
+                return cls(None if layer is None else layer.__index__(), value[1])
         raise InputError(_not_an_address(value))
 
     def resolve(self, n_layers: int) -> Address:

@@ -127,6 +127,8 @@ def _as_prompt(item: Any, index: int, chat: bool) -> Prompt:
         return Prompt(messages=({"role": "user", "content": item},)) if chat else Prompt(text=item)
     if _is_chat(item):
         return Prompt(messages=tuple(dict(message) for message in item))
+    if isinstance(item, (bytes, bytearray)):  # a sequence of ints, but no token ids
+        raise InputError(f"Prompt {index} is a {type(item).__name__}: {item!r:.80}. Decode it first: prompt.decode().")
     if hasattr(item, "tolist"):  # a tensor or an array of ids
         item = item.tolist()
     if (

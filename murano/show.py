@@ -22,7 +22,7 @@ def show(path: str | os.PathLike[str], verify: bool = False) -> str:
     run = load_run(path)
     assert run.folder is not None
     about, files = run.metadata, read_manifest(run.folder)
-    model = {name: value for name, value in about["model"].items() if value is not None}
+    model = {name: value for name, value in about["model"].items() if value is not None and name != "versions"}
     size = sum(file["bytes"] for file in files.values())
     lines = [
         f"{os.fspath(path)}: saved {about['created']}, {len(files)} files, {_size(size)}",
@@ -32,7 +32,8 @@ def show(path: str | os.PathLike[str], verify: bool = False) -> str:
         *(
             _line(
                 "readout" if key == "logit_lens" else f"readout of {key}",
-                ", ".join(_pair(*item) for item in proof.items()),
+                # The tokens it was proved on are in metadata.json: they would bury the rest.
+                ", ".join(_pair(*item) for item in proof.items() if item[0] != "prompts" and item[1] != ""),
             )
             for key, proof in about["readout"].items()
         ),

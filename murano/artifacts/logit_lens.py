@@ -34,7 +34,7 @@ class LogitLensResult:
         model: what was read: ``model_id``, ``revision``, ``dtype``, ``n_layers``, ``vocab_size``, versions of packages.
         readout: the proof that this readout is the model's own, as ``model.check_readout()`` returned it.
         stats: further statistics by name, each ``[layer, prompt, position]``.
-        residuals: the rows that were read, where ``keep="residuals"`` asked for them, in the dtype of the weights.
+        residuals: the rows that were read, where ``keep="residuals"`` asked for them, in the dtype of the stream.
         notes: what was odd about the run, in words: residuals that were not finite, say.
         extra: what another version of this artifact saved and this one does not know; saved again with the rest.
     """

@@ -85,7 +85,7 @@ def find_source(source: str | Path | None, revision: str | None, trust_remote_co
 
 
 def _neighbour(path: Path) -> str:
-    return nearest(path.name, (p.name for p in path.parent.iterdir())) if path.parent.is_dir() else ""
+    return nearest(path, path.parent.iterdir()) if path.parent.is_dir() else ""
 
 
 def _on_hub(model_id: str, revision: str | None, trust_remote_code: bool) -> Source:

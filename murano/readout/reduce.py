@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 #: Rows that are reduced together on a CPU: few enough for a slice of logits and one of exponentials to stay in cache.
-CPU_SLICE_BYTES = 2 << 20
+CPU_SLICE_BYTES = 3 << 19
 #: Numbers whose maximum is taken at once when the largest of a row are searched.
 BLOCK = 256
 
@@ -88,12 +88,13 @@ def top(x: Float[Tensor, "row vocab"], k: int) -> tuple[Float[Tensor, "row k"], 
     n_blocks = vocab // BLOCK
     if x.is_cuda or n_blocks < 4 * k:
         return x.max(dim=-1, keepdim=True) if k == 1 else x.topk(k, dim=-1)
-    blocks = x[:, : n_blocks * BLOCK].unflatten(1, (n_blocks, BLOCK))
+    searched = n_blocks * BLOCK
+    blocks = x[:, :searched].unflatten(1, (n_blocks, BLOCK))
     best = blocks.amax(dim=-1).topk(k, dim=-1).indices
     candidates = blocks.gather(1, best.unsqueeze(-1).expand(rows, k, BLOCK)).flatten(1)
-    where = (best.unsqueeze(-1) * BLOCK + torch.arange(BLOCK)).flatten(1)
-    if n_blocks * BLOCK < vocab:  # what fills no block is searched too
-        candidates = torch.cat([candidates, x[:, n_blocks * BLOCK :]], dim=1)
-        where = torch.cat([where, torch.arange(n_blocks * BLOCK, vocab).expand(rows, -1)], dim=1)
+    if searched < vocab:  # what fills no block is searched too
+        candidates = torch.cat([candidates, x[:, searched:]], dim=1)
     values, index = candidates.topk(k, dim=-1)
-    return values, where.gather(1, index)
+    block = best.gather(1, (index // BLOCK).clamp_(max=k - 1))
+    ids = torch.where(index < k * BLOCK, block * BLOCK + index % BLOCK, index - k * BLOCK + searched)
+    return values, ids

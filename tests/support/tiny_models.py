@@ -300,8 +300,7 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_ssm": 2 * HIDDEN_SIZE, "mamba_d_head": HEAD_DIM},
     "flint": {"mlp_only_layers": [0]},
     "gemma3n_audio": {"vocab_size": 16, "vocab_offset": VOCAB_SIZE + 16},
-    "gemma3n_text": _SHARED_KV
-    | {"intermediate_size": 64, "activation_sparsity_pattern": [0.9, 0.0, 0.9, 0.0]},
+    "gemma3n_text": _SHARED_KV | {"intermediate_size": 64, "activation_sparsity_pattern": [0.9, 0.0, 0.9, 0.0]},
     "gemma4": {
         "text_config": {
             "enable_moe_block": True,
@@ -331,8 +330,7 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "hrm_text": {"num_hidden_layers": 2, "H_cycles": 2, "L_cycles": 2},
     "hunyuan_v1_dense": {"head_dim": HEAD_DIM},
     "hunyuan_v1_moe": {"head_dim": HEAD_DIM, "moe_topk": 2},
-    "inkling2_loop_text": _INKLING2
-    | {"loop_layer_index_start": 1, "loop_layer_index_end": 3, "loop_num_passes": 2},
+    "inkling2_loop_text": _INKLING2 | {"loop_layer_index_start": 1, "loop_layer_index_end": 3, "loop_num_passes": 2},
     "inkling2_text": _INKLING2 | {"n_layers_per_attn_res_block": 2},
     "inkling_text": {"unpadded_vocab_size": 250, "mlp_layer_types": _DENSE_THEN_SPARSE},
     "jamba": {
@@ -418,8 +416,7 @@ _DEFAULT_KWARGS: dict[str, dict[str, Any]] = {
 _DECODER_OF = {"musicgen": "decoder", "musicgen_melody": "decoder"}
 
 _ASSISTANT_REASON = (
-    "drafts for a Gemma 4 model and ignores input_ids: "
-    "ValueError: inputs_embeds and shared_kv_states cannot be None."
+    "drafts for a Gemma 4 model and ignores input_ids: ValueError: inputs_embeds and shared_kv_states cannot be None."
 )
 # Families whose forward(input_ids, use_cache=False) fails, with the reason. They can still be built.
 NOT_RUNNABLE: dict[str, str] = {
@@ -473,9 +470,7 @@ def _shrunk_kwargs(config: PreTrainedConfig, overrides: dict[str, Any]) -> dict[
         # multi-head latent attention expands the latent to as many key heads as query heads
         kwargs["num_key_value_heads"] = NUM_HEADS
 
-    kinds = {
-        name: values[name] for name in _LAYER_KINDS if isinstance(values.get(name), list) and values[name]
-    }
+    kinds = {name: values[name] for name in _LAYER_KINDS if isinstance(values.get(name), list) and values[name]}
     counts = [name for name in _LAYER_COUNTS if name in kwargs]
     count = next((overrides[name] for name in counts if name in overrides), None)
     count = count or max([NUM_LAYERS, *(len(set(default)) for default in kinds.values())])
@@ -483,9 +478,7 @@ def _shrunk_kwargs(config: PreTrainedConfig, overrides: dict[str, Any]) -> dict[
     for name, default in kinds.items():
         kwargs[name] = _layer_kinds(default, count, dense_first=name == "mlp_layer_types")
 
-    kwargs |= {
-        name: value for name, value in overrides.items() if not isinstance(values.get(name), PreTrainedConfig)
-    }
+    kwargs |= {name: value for name, value in overrides.items() if not isinstance(values.get(name), PreTrainedConfig)}
     return kwargs
 
 
@@ -531,9 +524,7 @@ def tiny_config(model_type: str) -> PreTrainedConfig:
 _STRUCTURED = re.compile(r"A_log|time_mix")
 
 
-def _random_values(
-    name: str, owner: torch.nn.Module, value: torch.Tensor, generator: torch.Generator
-) -> torch.Tensor:
+def _random_values(name: str, owner: torch.nn.Module, value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Random float32 values for one parameter or buffer, given what the family's initialisation put there."""
     leaf = name.rpartition(".")[2]
     normal = torch.randn(value.shape, generator=generator)

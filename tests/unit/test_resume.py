@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.tiny_models import tiny_model
+from support.tiny_tokenizer import tiny_tokenizer
 
 from murano import Key, MuranoModel, Pipeline, Results, Step, keys
 from murano.artifacts.codec import fingerprint
@@ -18,8 +20,6 @@ from murano.lens import LensInterrupted
 from murano.prompts import Prompt
 from murano.reader import Reader
 from murano.steps import LoadPrompts, LogitLens, Save
-from support.tiny_models import tiny_model
-from support.tiny_tokenizer import tiny_tokenizer
 
 TOTAL: Key[int] = Key("total", int, written_by="Add")
 PROMPTS = [Prompt(token_ids=tuple(range(20, 23 + i % 5))) for i in range(60)]
