@@ -107,7 +107,10 @@ def forward(
 
     def middle(layer: int, path: Any) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            give(Address(layer, "resid_mid"), blocks[layer], get_at({**dict(enumerate(args)), **kwargs}, path))
+            tensor = get_at({**dict(enumerate(args)), **kwargs}, path)
+            if tensor.ndim == 2:  # OPT flattens prompts and positions before its MLP
+                tensor = tensor.unflatten(0, ids.shape)
+            give(Address(layer, "resid_mid"), blocks[layer], tensor)
 
         return hook
 
@@ -149,8 +152,8 @@ def forward(
 def find_mid(anatomy: Anatomy) -> dict[int, tuple[nn.Module, Any]]:
     """Where the stream between attention and MLP can be read: the input of the module that reads it.
 
-    A block has such a place if a module inside it is given exactly what came in plus what an earlier module of it returned.
-    Blocks whose attention and MLP run side by side have none.
+    A block has such a place if a module inside it is given what came in plus what an earlier module of it returned, or a fixed
+    multiple of that. Blocks whose attention and MLP run side by side have none, nor have those that norm the sum themselves.
 
     Returns:
         For each layer that has one, the module and where the stream lies in its arguments.
@@ -172,13 +175,22 @@ def find_mid(anatomy: Anatomy) -> dict[int, tuple[nn.Module, Any]]:
             if child.parents[-1] != call.name:
                 continue
             for key, value in child.inputs.items():
-                same = isinstance(value, Tensor) and value.shape == stream.shape and value is not stream
-                if same and any(torch.equal(value, stream + w) for w in written):
+                same = isinstance(value, Tensor) and value.numel() == stream.numel() and value is not stream
+                if same and any(_is_sum(value.reshape(stream.shape), stream, w) for w in written):
                     found.setdefault(layer, (child.module, (key,)))
             output = child.output[0] if isinstance(child.output, (tuple, list)) and child.output else child.output
             if isinstance(output, Tensor) and output.shape == stream.shape:
                 written.append(output)
     return found
+
+
+def _is_sum(value: Tensor, stream: Tensor, written: Tensor) -> bool:
+    """Whether ``value`` is ``stream + c · written`` for some number c."""
+    if torch.equal(value, stream + written):
+        return True
+    change, written = (value - stream).double(), written.double()
+    scale = (change * written).sum() / (written * written).sum()
+    return bool(scale != 0) and bool((change - scale * written).abs().max() <= 1e-5 * change.abs().max())
 
 
 def check_places(anatomy: Anatomy, addresses: Collection[Address], mid: dict[int, Any]) -> None:
@@ -191,8 +203,8 @@ def check_places(anatomy: Anatomy, addresses: Collection[Address], mid: dict[int
         if address.component == "resid_mid" and address.layer not in mid:
             have = f"layers {sorted(mid)}" if mid else "no layer"
             raise InputError(
-                f"'{address}' does not exist in {type(anatomy.model).__name__}: {have} of it has a point between attention and MLP "
-                "where the stream can be read. Use resid_pre or resid_post."
+                f"'{address}' does not exist in {type(anatomy.model).__name__}: {have} of it has a module that takes the stream "
+                "in after attention and before the MLP. Use resid_pre or resid_post."
             )
         name = {"ln_final": anatomy.final_norm, "lm_head": anatomy.head}.get(address.component, "")
         if name is None:
