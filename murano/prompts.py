@@ -124,6 +124,10 @@ def _as_prompt(item: Any, index: int, chat: bool) -> Prompt:
     if isinstance(item, str):
         if not item.strip():
             raise InputError(f"Prompt {index} is empty: {item!r}.")
+        try:
+            item.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"Prompt {index} is not UTF-8 text: {item!r:.80} ({error.reason}).") from None
         return Prompt(messages=({"role": "user", "content": item},)) if chat else Prompt(text=item)
     if _is_chat(item):
         return Prompt(messages=tuple(dict(message) for message in item))

@@ -15,6 +15,7 @@ import re
 import shutil
 import socket
 import sys
+import tempfile
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -152,6 +153,23 @@ def _left_behind(target: Path, kind: str) -> list[Path]:
         return [Path(entry.path) for entry in found]
     except OSError:
         return []
+
+
+def check_writable(folder: str | os.PathLike[str]) -> None:
+    """Refuse a folder that can't be written, before the work whose results are to go there; nothing is left behind.
+
+    Raises:
+        ArtifactError: naming the folder that is in the way.
+    """
+    path = Path(os.path.abspath(folder))
+    nearest_there = next(p for p in (path, *path.parents) if os.path.lexists(p))
+    try:
+        with tempfile.TemporaryFile(dir=nearest_there):
+            pass
+    except OSError as error:
+        raise ArtifactError(
+            f"{os.fspath(folder)!r} can't be written: {error.strerror or error} ({nearest_there}). Name another folder."
+        ) from None
 
 
 @contextlib.contextmanager

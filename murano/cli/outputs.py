@@ -6,7 +6,7 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-from murano.artifacts.folder import check_name
+from murano.artifacts.folder import check_name, check_writable
 from murano.errors import InputError, MissingExtraError
 
 #: What ``--plot`` can write.
@@ -52,3 +52,4 @@ def _check_folder(folder: Path, what: str) -> None:
         raise InputError(f"{what} can't be written: {str(there)!r} is no folder.")
     if not os.access(there, os.W_OK | os.X_OK):
         raise InputError(f"{what} can't be written: there is no permission to write into {str(there)!r}.")
+    check_writable(there)

@@ -59,6 +59,8 @@ def parse_positions(positions: Any) -> tuple[int, ...] | None:
         if positions in ("all", "last"):
             return None if positions == "all" else (-1,)
         raise InputError(f"positions={positions!r} is unknown. Use 'all', 'last', or token indices such as [0, -1].")
+    if isinstance(positions, bool):
+        raise InputError(f"positions={positions!r} is unknown. Use 'all', 'last', or token indices such as [0, -1].")
     try:
         found = (positions.__index__(),) if hasattr(positions, "__index__") else tuple(p.__index__() for p in positions)
     except (TypeError, AttributeError):

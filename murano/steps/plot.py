@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from murano import keys
+from murano.artifacts.folder import check_writable
 from murano.keys import Key
 from murano.results import Results
 from murano.steps.base import Step
@@ -44,6 +45,8 @@ class Plot(Step):
         from murano.plotting.files import check_formats  # here: it needs matplotlib
 
         check_formats(self.formats)
+        if self.output_dir is not None:
+            check_writable(self.output_dir)
 
     def run(self, results: Results) -> Mapping[str, Any]:
         from murano.plotting.results import draw_results

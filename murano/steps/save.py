@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from murano import keys
+from murano.artifacts.folder import check_writable
 from murano.artifacts.run import save_run
 from murano.keys import Key
 from murano.results import Results
@@ -38,6 +39,9 @@ class Save(Step):
         self.output_dir = output_dir
         self.run_name = run_name
         self.model_id = model_id
+
+    def check(self) -> None:
+        check_writable(self.output_dir)
 
     def run(self, results: Results) -> Mapping[str, Any]:
         return {keys.OUTPUT_DIR: str(save_run(results, self.output_dir, self.run_name, model_id=self.model_id))}

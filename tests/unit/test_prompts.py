@@ -97,3 +97,8 @@ def test_a_file_of_prompts(tmp_path: Path) -> None:
         read_prompt_file(tmp_path / "missing.txt")
     with pytest.raises(InputError, match="Can't read prompts from"):
         read_prompt_file(tmp_path)
+
+
+def test_half_a_surrogate_pair_is_no_text() -> None:
+    with pytest.raises(InputError, match="Prompt 1 is not UTF-8 text"):
+        as_prompts(["a", "\ud800"])

@@ -70,3 +70,17 @@ def test_results_save_does_what_save_does(tmp_path: Path) -> None:
 def test_the_step_reads_back() -> None:
     assert repr(Save()) == "Save()"
     assert repr(Save("out", run_name="a", model_id="m")) == "Save('out', run_name='a', model_id='m')"
+
+
+def test_an_unwritable_folder_is_refused_before_the_first_step_runs() -> None:
+    """Linux's /proc takes no folder, not even from root."""
+    ran = []
+
+    @step(reads=[], writes=["number"])
+    def count() -> int:
+        ran.append(1)
+        return 1
+
+    with pytest.raises(ArtifactError, match=r"'/proc/murano' can't be written: .* Name another folder"):
+        Pipeline([count, Save("/proc/murano", run_name="x")]).run()
+    assert not ran
