@@ -17,7 +17,7 @@ from murano.artifacts.words import TokenWords
 from murano.errors import InputError, ModelError
 from murano.model import batching, residuals
 from murano.model.anatomy import Anatomy, embedding_device, find_anatomy, text_config
-from murano.model.loading import Source, find_source, load_config, load_tokenizer, load_weights
+from murano.model.loading import Source, find_source, load_config, load_tokenizer, load_weights, parse_dtype
 from murano.model.product import Choice, choose
 from murano.model.proof import ReadoutProof, prove
 from murano.model.tail import Replay, ShortPath, Tail
@@ -71,7 +71,7 @@ class MuranoModel:
         trust_remote_code: bool = False,
     ) -> None:
         self.source = source
-        self.dtype_asked = _dtype(dtype)
+        self.dtype_asked = parse_dtype(dtype)
         self.device_map = device_map
         self._source: Source | None = None
         self._held: nn.Module | None = None
@@ -386,18 +386,6 @@ class MuranoModel:
         if self.device_map is not None:
             options.append(f"device_map={self.device_map!r}")
         return f"MuranoModel({', '.join(options)})"
-
-
-def _dtype(dtype: Any) -> torch.dtype | None:
-    if dtype is None or dtype == "auto" or isinstance(dtype, torch.dtype):
-        return None if dtype == "auto" else dtype
-    short = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
-    found = getattr(torch, short.get(str(dtype), str(dtype)), None)
-    if not isinstance(found, torch.dtype):
-        raise InputError(
-            f"{dtype!r} is no dtype. Use torch.float32, torch.bfloat16 or torch.float16, or 'float32' and so on."
-        )
-    return found
 
 
 def _first(config: Any, names: Sequence[str]) -> Any:

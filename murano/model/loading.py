@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from murano.errors import MissingExtraError, ModelError, nearest
+from murano.errors import InputError, MissingExtraError, ModelError, nearest
 from murano.model.bundled import NAME as BUNDLED
 from murano.model.bundled import bundled_folder
 
@@ -114,6 +114,23 @@ def _weights_complete(folder: Path) -> bool:
         if all((folder / name).exists() for name in files):
             return True
     return any((folder / name).exists() for name in ("model.safetensors", "pytorch_model.bin"))
+
+
+def parse_dtype(dtype: Any) -> torch.dtype | None:
+    """The dtype that a name means; ``None`` for the checkpoint's own.
+
+    Raises:
+        InputError: it is no dtype.
+    """
+    if dtype is None or dtype == "auto" or isinstance(dtype, torch.dtype):
+        return None if dtype == "auto" else dtype
+    short = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
+    found = getattr(torch, short.get(str(dtype), str(dtype)), None)
+    if not isinstance(found, torch.dtype):
+        raise InputError(
+            f"{dtype!r} is no dtype. Use torch.float32, torch.bfloat16 or torch.float16, or 'float32' and so on."
+        )
+    return found
 
 
 def load_config(source: Source) -> Any:

@@ -130,7 +130,8 @@ def prove(anatomy: Anatomy) -> tuple[Tail, ReadoutProof]:
     if leak > other_shape:
         raise UnsupportedModelError(
             f"{name} is not causal: later tokens change its earlier predictions, by up to {leak:.3g} logits. An encoder has no "
-            "next-token prediction to look for; a decoder of this family may need is_decoder=True in its config."
+            "next-token prediction to look for; a decoder of this family may need is_decoder=True in its config, and a model that "
+            "quantises activations with one scale for all tokens must be loaded without that."
         )
     padding, picks = _padding_difference(anatomy, b, logits)
     replay = Replay(anatomy)
