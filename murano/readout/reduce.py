@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,10 +10,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from murano.readout.search import Candidates
+
 #: Rows that are reduced together on a CPU: few enough for a slice of logits and one of exponentials to stay in cache.
 CPU_SLICE_BYTES = 3 << 19
-#: Numbers whose maximum is taken at once when the largest of a row are searched.
-BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -51,50 +52,36 @@ def reduce_rows(
     """
     n, vocab = logits.shape
     step = n if logits.is_cuda else max(1, CPU_SLICE_BYTES // (4 * vocab))
-    parts = []
+    candidates, peaks, totals, weighted = [], [], [], []
     for start in range(0, n, step):
         x = logits[start : start + step]
         if finish is not None:
             x = finish(x)
-        parts.append(_reduce_slice(x.float(), top_k, scratch))
-    if len(parts) == 1:
-        return RowStats(*parts[0])
-    return RowStats(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        x = x.float()
+        found, peak = Candidates.among(x, top_k)
+        total, weight = _sums(x.sub_(peak), scratch)
+        candidates.append(found)
+        peaks.append(peak)
+        totals.append(total)
+        weighted.append(weight)
+    # What needs many small operations is done once for all slices.
+    values, ids = Candidates.cat(candidates).best(top_k)
+    peak, total = torch.cat(peaks), torch.cat(totals)
+    log_total = total.log()
+    return RowStats(
+        ids,
+        (values - peak - log_total.unsqueeze(-1)).exp(),
+        log_total - torch.cat(weighted) / total,
+        peak.squeeze(-1) + log_total,
+    )
 
 
-def _reduce_slice(x: Tensor, top_k: int, scratch: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    values, ids = top(x, top_k)
-    peak = values[:, :1]
-    x = x.sub_(peak)
+def _sums(x: Float[Tensor, "row vocab"], scratch: Tensor | None) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"]]:
+    """``sum exp(x)`` and ``sum x exp(x)``."""
     exponentials = torch.exp(x, out=scratch[: x.shape[0], : x.shape[1]]) if scratch is not None else x.exp()
     total = exponentials.sum(dim=-1)
     weighted = exponentials.mul_(x).sum(dim=-1)
-    log_total = total.log()
-    entropy = log_total - weighted / total
-    if not bool(entropy.isfinite().all()):
+    if not math.isfinite(weighted.sum().item()):
         # A masked token has logit -inf and adds nothing: 0 · -inf is 0 here.
         weighted = torch.where(x == -torch.inf, 0.0, exponentials).sum(dim=-1)
-        entropy = log_total - weighted / total
-    return ids, (values - peak - log_total.unsqueeze(-1)).exp(), entropy, peak.squeeze(-1) + log_total
-
-
-def top(x: Float[Tensor, "row vocab"], k: int) -> tuple[Float[Tensor, "row k"], Int[Tensor, "row k"]]:
-    """The ``k`` largest numbers of each row and where they are, best first.
-
-    On a CPU ``torch.topk`` sorts candidates from the whole row, one thread to a row. The ``k`` largest numbers lie in the ``k`` blocks
-    with the largest maxima, so that one vectorised pass for maxima and a search in ``k`` blocks find the same.
-    """
-    rows, vocab = x.shape
-    n_blocks = vocab // BLOCK
-    if x.is_cuda or n_blocks < 4 * k:
-        return x.max(dim=-1, keepdim=True) if k == 1 else x.topk(k, dim=-1)
-    searched = n_blocks * BLOCK
-    blocks = x[:, :searched].unflatten(1, (n_blocks, BLOCK))
-    best = blocks.amax(dim=-1).topk(k, dim=-1).indices
-    candidates = blocks.gather(1, best.unsqueeze(-1).expand(rows, k, BLOCK)).flatten(1)
-    if searched < vocab:  # what fills no block is searched too
-        candidates = torch.cat([candidates, x[:, searched:]], dim=1)
-    values, index = candidates.topk(k, dim=-1)
-    block = best.gather(1, (index // BLOCK).clamp_(max=k - 1))
-    ids = torch.where(index < k * BLOCK, block * BLOCK + index % BLOCK, index - k * BLOCK + searched)
-    return values, ids
+    return total, weighted
