@@ -14,10 +14,10 @@ from murano.artifacts.words import NO_TOKEN
 from murano.errors import InputError, ReadoutError
 from murano.model import MuranoModel, batching, residuals
 from murano.model.proof import rounding
-from murano.readout.reduce import CPU_SLICE_BYTES, reduce_rows
+from murano.readout.reduce import reduce_rows, slice_rows
 
 #: Chunks from which on it pays to time the matrix products that are at hand.
-WORTH_TIMING = 40
+WORTH_TIMING = 100
 
 
 @dataclass
@@ -173,7 +173,7 @@ class Reader:
             vocab = self.model.vocab_size
             self.buffer = self.tail.buffer(n, vocab)
             if self.buffer.device.type == "cpu":
-                self.scratch = torch.empty(min(n, max(1, CPU_SLICE_BYTES // (4 * vocab))), vocab)
+                self.scratch = torch.empty(slice_rows(n, vocab), vocab)
         return self.tail.project(rows, self.buffer[:n], self.product)
 
     def _note_odd(self, address: Address, rows: Tensor) -> None:

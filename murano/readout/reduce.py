@@ -51,7 +51,7 @@ def reduce_rows(
         scratch: room for the exponentials of one slice, reused from call to call.
     """
     n, vocab = logits.shape
-    step = n if logits.is_cuda else max(1, CPU_SLICE_BYTES // (4 * vocab))
+    step = n if logits.is_cuda else slice_rows(n, vocab)
     candidates, peaks, totals, weighted = [], [], [], []
     for start in range(0, n, step):
         x = logits[start : start + step]
@@ -74,6 +74,11 @@ def reduce_rows(
         log_total - torch.cat(weighted) / total,
         peak.squeeze(-1) + log_total,
     )
+
+
+def slice_rows(rows: int, vocab: int) -> int:
+    """How many of ``rows`` rows are reduced together on a CPU."""
+    return min(rows, max(1, CPU_SLICE_BYTES // (4 * vocab)))
 
 
 def _sums(x: Float[Tensor, "row vocab"], scratch: Tensor | None) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"]]:

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 #: Numbers whose maximum is taken at once: in whole rows, and then in the blocks that were found.
-BLOCK, SMALL_BLOCK = 1024, 32
+BLOCK, SMALL_BLOCK = 512, 32
 
 
 @dataclass(frozen=True)
