@@ -11,9 +11,11 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from murano import errors as errors
     from murano import keys as keys
+    from murano import metrics as metrics
     from murano.address import Address as Address
     from murano.artifacts.codec import fingerprint as fingerprint
     from murano.artifacts.logit_lens import LogitLensResult as LogitLensResult
+    from murano.artifacts.metric_table import MetricTable as MetricTable
     from murano.artifacts.run import load_logit_lens as load_logit_lens
     from murano.artifacts.run import load_prompts as load_prompts
     from murano.artifacts.run import load_result as load_result
@@ -33,8 +35,11 @@ if TYPE_CHECKING:
     from murano.errors import UnsupportedModelError as UnsupportedModelError
     from murano.keys import Key as Key
     from murano.lens import logit_lens as logit_lens
+    from murano.lens import reread as reread
     from murano.model import MuranoModel as MuranoModel
     from murano.pipeline import Pipeline as Pipeline
+    from murano.prompt_files import read_prompt_file as read_prompt_file
+    from murano.prompt_files import shipped_prompts as shipped_prompts
     from murano.prompts import Prompt as Prompt
     from murano.prompts import PromptBatch as PromptBatch
     from murano.results import Results as Results
@@ -47,6 +52,7 @@ else:
             "murano.address": ["Address"],
             "murano.artifacts.codec": ["fingerprint"],
             "murano.artifacts.logit_lens": ["LogitLensResult"],
+            "murano.artifacts.metric_table": ["MetricTable"],
             "murano.artifacts.run": [
                 "load_logit_lens",
                 "load_prompts",
@@ -68,12 +74,13 @@ else:
                 "UnsupportedModelError",
             ],
             "murano.keys": ["Key"],
-            "murano.lens": ["logit_lens"],
+            "murano.lens": ["logit_lens", "reread"],
             "murano.model": ["MuranoModel"],
             "murano.pipeline": ["Pipeline"],
+            "murano.prompt_files": ["read_prompt_file", "shipped_prompts"],
             "murano.prompts": ["Prompt", "PromptBatch"],
             "murano.results": ["Results"],
             "murano.steps.base": ["Step", "step"],
         },
-        modules=["errors", "keys"],
+        modules=["errors", "keys", "metrics"],
     )

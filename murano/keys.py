@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from murano.artifacts.logit_lens import LogitLensResult
+    from murano.artifacts.metric_table import MetricTable
     from murano.prompts import PromptBatch
 
 T_co = TypeVar("T_co", covariant=True)
@@ -66,6 +67,14 @@ PROMPTS: Key[PromptBatch] = Key("prompts", "murano.prompts:PromptBatch", written
 LOGIT_LENS: Key[LogitLensResult] = Key(
     "logit_lens", "murano.artifacts.logit_lens:LogitLensResult", written_by="LogitLens"
 )
+#: Metrics of the answers through depth; each is a :class:`~murano.artifacts.metric_table.MetricTable`.
+_TABLE = "murano.artifacts.metric_table:MetricTable"
+TOKEN_PROB: Key[MetricTable] = Key("token_prob", _TABLE, written_by="TokenProb")
+MATCH: Key[MetricTable] = Key("match", _TABLE, written_by="Match")
+LOGIT_DIFF: Key[MetricTable] = Key("logit_diff", _TABLE, written_by="LogitDiff")
+RANK: Key[MetricTable] = Key("rank", _TABLE, written_by="Rank")
+PREDICTION_DEPTH: Key[MetricTable] = Key("prediction_depth", _TABLE, written_by="PredictionDepth")
+COMMITMENT: Key[MetricTable] = Key("commitment", _TABLE, written_by="Commitment")
 #: The folder that ``Save`` wrote the run into.
 OUTPUT_DIR: Key[str] = Key("output_dir", str, written_by="Save")
 #: The figures that ``Plot`` wrote.

@@ -9,21 +9,26 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from tqdm.auto import tqdm
 
-from murano.address import Address
+from murano.answers import Answers, Question, answer_notes, read_sequences, sequences
 from murano.artifacts.checkpoint import Checkpoint
 from murano.artifacts.logit_lens import LogitLensResult
-from murano.errors import InputError
+from murano.errors import InputError, nearest
 from murano.model import MuranoModel, batching
+from murano.model.targets import MODES, answers_of
 from murano.prompts import PromptBatch, as_prompts
-from murano.reader import Cells, Reader, Tables
+from murano.reader import Cells, Reader
 from murano.readout.request import check_top_k, parse_layers, parse_positions
+from murano.readout.stats import parse_stats
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +36,8 @@ logger = logging.getLogger(__name__)
 MAX_CHUNK_BYTES = 32 << 20
 #: Tokens of one forward, padding counted: what bounds its activations.
 MAX_BATCH_TOKENS = 2048
+#: Residuals of all layers that wait for the last one, where divergences from it are read.
+MAX_HELD_BYTES = 128 << 20
 #: Batches between two saves of a checkpoint.
 CHECKPOINT_BATCHES = 8
 
@@ -47,6 +54,8 @@ def logit_lens(
     layers: Any = "all",
     positions: Any = "all",
     top_k: int = 5,
+    stats: Any = (),
+    target_mode: str = "first",
     keep: str | None = None,
     max_chunk_bytes: int = MAX_CHUNK_BYTES,
     max_batch_tokens: int = MAX_BATCH_TOKENS,
@@ -58,12 +67,19 @@ def logit_lens(
 
     Args:
         model: the model.
-        prompts: a string, or a list of strings, chats, token-id lists or :class:`~murano.Prompt` objects.
+        prompts: a string, or a list of strings, chats, token-id lists or :class:`~murano.Prompt` objects. The log-probability and rank
+            of the targets and foils that they carry are read in every cell.
         layers: ``"all"``, an int, a range, an address or a list of these, in the order wanted; negative ints count from the last
             layer, ``"embeddings"`` is the row before block 0.
         positions: ``"all"``, ``"last"``, or token indices; negative ones count from each prompt's end.
         top_k: how many tokens to keep of each distribution.
-        keep: ``"residuals"`` keeps the residuals too, so that any other question can be asked of them later.
+        stats: further statistics of each cell, kept in ``lens.stats``: ``"max_prob"``, ``"margin"``, ``"kl"`` and ``"js"`` from the last
+            layer, ``"surprisal"`` and ``"next_rank"`` of the token that follows in the prompt (see :mod:`murano.readout.stats`).
+            Divergences hold the residuals of all layers of one batch: layers × tokens × d_model numbers.
+        target_mode: a target of several tokens is read by its first one (``"first"``), refused (``"single"``), or read whole
+            (``"sequence"``): at each prompt's last position, its log-probabilities summed, each token given those before it.
+        keep: ``"residuals"`` keeps the residuals too, so that any other question can be asked of them later; ``"logits"`` keeps
+            all logits, if they fit into memory.
         max_chunk_bytes: room for one chunk of logits; results do not depend on it beyond rounding.
         max_batch_tokens: tokens of one forward; results do not depend on it beyond rounding.
         product: which matrix product to use: ``"auto"`` times those at hand and takes the fastest that is as accurate as torch's,
@@ -73,45 +89,147 @@ def logit_lens(
         on_error: ``"raise"`` to refuse the whole set for one bad prompt, ``"skip"`` to leave it out and say so in ``notes``.
 
     Raises:
-        InputError: prompts, layers, positions or ``top_k`` that this model can't take; before any forward.
+        InputError: prompts, targets, layers, positions or another argument that this model can't take; before any forward.
         ReadoutError: the last layer's reading is not the model's own prediction.
     """
     batch_of_prompts = as_prompts(prompts)
     model.check_layers(parse_layers(layers))
     wanted_positions = parse_positions(positions)
     check_top_k(top_k)
-    if keep not in (None, "residuals"):
-        raise InputError(f"keep={keep!r} is unknown. Use keep='residuals'.")
+    wanted_stats = parse_stats(stats)
+    _check_choice("keep", keep, (None, "residuals", "logits"))
+    _check_choice("target_mode", target_mode, MODES)
+    _check_choice("on_error", on_error, ("raise", "skip"))
     addresses = parse_layers(layers, model.n_layers)
     check_top_k(top_k, model.vocab_size)
-    encoded, notes = _encode(model, batch_of_prompts, wanted_positions, on_error)
-    cells = Cells.of(encoded, wanted_positions, set(notes))
+    encoded, answers, left_out = _encode(model, batch_of_prompts, wanted_positions, target_mode, on_error)
+    read_at = [
+        [] if i in left_out else list(range(len(ids))) if wanted_positions is None else list(wanted_positions)
+        for i, ids in enumerate(encoded)
+    ]
+    cells = Cells.of(encoded, read_at)
     n_cells = cells.input_ids.numel()
-    tables = Tables.empty(len(addresses), n_cells, top_k)
+    question = Question.of(answers, encoded, cells, wanted_stats, top_k, model.vocab_size)
+    tables = question.tables(len(addresses), n_cells)
     if keep == "residuals":
-        tables.residuals = torch.full(
-            (len(addresses), n_cells, model.d_model), float("nan"), dtype=model.anatomy.stream_dtype
-        )
+        tables.residuals = _whole(len(addresses), n_cells, model.d_model, dtype=model.anatomy.stream_dtype)
+    if keep == "logits":
+        _check_room(len(addresses), n_cells, model.vocab_size)
+        tables.logits = _whole(len(addresses), n_cells, model.vocab_size, dtype=torch.float32)
     if checkpoint is not None and product == "auto":
         product = "torch"  # what is fastest may change between two runs, and with it the last bits
-    reader = Reader(model, addresses, tables, max_chunk_bytes, product)
-    good = [i for i in range(len(encoded)) if i not in notes]
+    if question.divergences:
+        held = len(addresses) * model.d_model * model.anatomy.stream_dtype.itemsize
+        max_batch_tokens = min(max_batch_tokens, max(1, MAX_HELD_BYTES // held))
+    request = [
+        *[list(map(str, addresses)), encoded, str(positions), top_k, keep, max_chunk_bytes, max_batch_tokens, product],
+        *[question.tokens, list(wanted_stats)],
+    ]
+    reader = question.reader(model, addresses, tables, max_chunk_bytes, product)
+    read_all(
+        reader,
+        encoded,
+        cells,
+        left_out=set(left_out),
+        max_batch_tokens=max_batch_tokens,
+        checkpoint=Checkpoint(checkpoint, request, tables) if checkpoint is not None else None,
+    )
+    shape = (len(addresses), *cells.input_ids.shape)
+    if target_mode == "sequence" and (whole := sequences(encoded, answers, left_out)):
+        again = partial(Reader, model, addresses, max_chunk_bytes=max_chunk_bytes, product=product)
+        read_sequences(again, partial(read_all, max_batch_tokens=max_batch_tokens), whole, tables, shape)
+    notes = [*left_out.values(), *tables.odd.values(), *answer_notes(answers, target_mode)]
+    _warn([*tables.odd.values(), *answer_notes(answers, target_mode)])
+    return LogitLensResult(
+        addresses=addresses,
+        **question.fields(tables, shape),
+        input_ids=cells.input_ids,
+        attention_mask=cells.position_index >= 0,
+        position_index=cells.position_index,
+        words=model.words,
+        model=describe(model),
+        readout=model.check_readout().to_dict(),
+        prompts=batch_of_prompts,
+        target_mode=target_mode,
+        residuals=tables.residuals.unflatten(1, shape[1:]) if tables.residuals is not None else None,
+        logits=tables.logits.unflatten(1, shape[1:]) if tables.logits is not None else None,
+        notes=tuple(notes),
+    )
+
+
+@torch.no_grad()
+def reread(
+    lens: LogitLensResult,
+    model: MuranoModel,
+    *,
+    targets: Any = None,
+    foils: Any = None,
+    stats: Any = (),
+    top_k: int | None = None,
+    max_chunk_bytes: int = MAX_CHUNK_BYTES,
+) -> LogitLensResult:
+    """Ask the residuals that a lens kept another question, without a forward.
+
+    Args:
+        lens: read with ``keep="residuals"``.
+        model: the model that it was read from.
+        targets: the answer of each prompt, as in ``LoadPrompts``; without them those that the prompts carry.
+        foils: what each target is compared with.
+        stats: further statistics of each cell; divergences need the last layer among those that were kept.
+        top_k: how many tokens to keep; as many as before without it.
+        max_chunk_bytes: room for one chunk of logits.
+
+    Returns:
+        A new lens of the same cells.
+
+    Raises:
+        InputError: no residuals were kept, they are of another model, or targets that can't be read.
+    """
+    if lens.residuals is None or lens.prompts is None:
+        raise InputError('No residuals were kept. Read with LogitLens(model, keep="residuals") first.')
+    if (n := model.n_layers) != lens.model.get("n_layers", n) or model.d_model != lens.residuals.shape[-1]:
+        raise InputError(f"{model.model_id} is not the model that was read: {lens.model.get('model_id')}.")
+    prompts = as_prompts(lens.prompts, targets=targets, foils=foils)
+    encoded = [batching.encode(prompt, model.tokenizer) for prompt in prompts]
+    answers = [answers_of(p, ids, model.tokenizer, model.vocab_size) for p, ids in zip(prompts, encoded, strict=True)]
+    cells = Cells(lens.input_ids, lens.position_index)
+    wanted = parse_stats(stats)
+    question = Question.of(answers, encoded, cells, wanted, top_k or lens.top_ids.shape[-1], model.vocab_size)
+    tables = question.tables(len(lens.addresses), lens.input_ids.numel())
+    reader = question.reader(model, lens.addresses, tables, max_chunk_bytes, "torch")
+    reader.read_residuals(lens.residuals.flatten(1, 2), cells.position_index.flatten() >= 0)
+    return LogitLensResult(
+        **{f.name: getattr(lens, f.name) for f in fields(lens)}
+        | question.fields(tables, (len(lens.addresses), *lens.input_ids.shape))
+        | {"prompts": prompts, "target_mode": "first"}
+    )
+
+
+def read_all(
+    reader: Reader,
+    encoded: Sequence[Sequence[int]],
+    cells: Cells,
+    *,
+    left_out: Collection[int] = (),
+    max_batch_tokens: int = MAX_BATCH_TOKENS,
+    checkpoint: Checkpoint | None = None,
+) -> None:
+    """Read every prompt into the reader's tables, in batches of one length order.
+
+    Args:
+        reader: what reads a batch.
+        encoded: the tokens of each prompt.
+        cells: which positions of each are read, and where they go.
+        left_out: prompts that are not read.
+        max_batch_tokens: tokens of one forward.
+        checkpoint: what keeps the tables as far as they are filled.
+    """
+    good = [i for i in range(len(encoded)) if i not in left_out]
     batches = batching.make_batches(
-        encoded, max_tokens=max_batch_tokens, mix_lengths=model.check_readout().pads, order=good
+        encoded, max_tokens=max_batch_tokens, mix_lengths=reader.model.check_readout().pads, order=good
     )
     sections = [batches[i : i + CHECKPOINT_BATCHES] for i in range(0, len(batches), CHECKPOINT_BATCHES)]
-    request = [
-        list(map(str, addresses)),
-        encoded,
-        str(positions),
-        top_k,
-        keep,
-        max_chunk_bytes,
-        max_batch_tokens,
-        product,
-    ]
-    saved = Checkpoint(checkpoint, request, tables) if checkpoint is not None else None
-    first = saved.load() if saved is not None else 0
+    first = checkpoint.load() if checkpoint is not None else 0
     done = sum(len(batch.prompts) for section in sections[:first] for batch in section)
     with tqdm(total=len(good), initial=done, unit="prompt", desc="logit lens", delay=2.0, leave=False) as progress:
         try:
@@ -129,58 +247,78 @@ def logit_lens(
                     done += len(batch.prompts)
                     progress.update(len(batch.prompts))
                 # Rows of one section never share a chunk with the next one's: so a resumed lens computes the same products.
-                if saved is not None or index == len(sections) - 1:
+                if checkpoint is not None or index == len(sections) - 1:
                     reader.flush(whole_chunks=False)
-                if saved is not None:
-                    saved.save(index + 1)
+                if checkpoint is not None:
+                    checkpoint.save(index + 1)
         except KeyboardInterrupt:
-            kept = f"{checkpoint} keeps what was read" if saved is not None else "nothing was kept"
+            kept = f"{checkpoint.path} keeps what was read" if checkpoint is not None else "nothing was kept"
             raise LensInterrupted(f"The lens was stopped after {done} of {len(good)} prompts; {kept}.") from None
-    _warn(tables.odd)
-    shape = (len(addresses), *cells.input_ids.shape)
-    return LogitLensResult(
-        addresses=addresses,
-        top_ids=tables.top_ids.unflatten(1, shape[1:]),
-        top_probs=tables.top_probs.unflatten(1, shape[1:]),
-        entropy=tables.entropy.view(shape),
-        log_normalizer=tables.log_normalizer.view(shape),
-        input_ids=cells.input_ids,
-        attention_mask=cells.position_index >= 0,
-        position_index=cells.position_index,
-        words=model.words,
-        model=describe(model),
-        readout=model.check_readout().to_dict(),
-        residuals=tables.residuals.unflatten(1, shape[1:]) if tables.residuals is not None else None,
-        notes=(*notes.values(), *tables.odd.values()),
-    )
+
+
+def _check_choice(name: str, given: Any, allowed: Sequence[Any]) -> None:
+    if given not in allowed:
+        raise InputError(
+            f"{name}={given!r} is unknown.{nearest(given, allowed)} Use {' or '.join(f'{name}={a!r}' for a in allowed if a)}."
+        )
+
+
+def _whole(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.full(shape, float("nan"), dtype=dtype)
+
+
+def _check_room(layers: int, cells: int, vocab: int) -> None:
+    needed = 4 * layers * cells * vocab
+    free = available_memory()
+    if free is not None and needed > free:
+        raise InputError(
+            f"keep='logits' needs {needed / 1e9:.1f} GB ({layers} layers × {cells} positions × {vocab} tokens in float32), and "
+            f"{free / 1e9:.1f} GB are free. Use keep='residuals' and decode the cells you need, or read fewer layers or positions."
+        )
+
+
+def available_memory() -> int | None:
+    """Bytes of main memory that are free to use, where the system says so."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        return None
 
 
 def _encode(
-    model: MuranoModel, prompts: PromptBatch, positions: tuple[int, ...] | None, on_error: str
-) -> tuple[list[list[int]], dict[int, str]]:
-    """Tokens of every prompt, and what is wrong with those that can't be read."""
-    if on_error not in ("raise", "skip"):
-        raise InputError(f"on_error={on_error!r} is unknown. Use 'raise' or 'skip'.")
+    model: MuranoModel, prompts: PromptBatch, positions: tuple[int, ...] | None, target_mode: str, on_error: str
+) -> tuple[list[list[int]], list[Answers], dict[int, str]]:
+    """Tokens and answers of every prompt, and what is wrong with those that can't be read."""
     encoded: list[list[int]] = []
+    answers: list[Answers] = []
     bad: dict[int, str] = {}
     for index, prompt in enumerate(prompts):
         ids: list[int] = []
+        of: Answers = {"targets": [], "foils": []}
+        wrong: str | None = None
         try:
             ids = batching.encode(prompt, model.tokenizer)
             wrong = batching.check_ids(ids, rows=model.anatomy.embedding_rows, context=model.context)
+            of = answers_of(prompt, ids, model.tokenizer, model.vocab_size, target_mode)
         except InputError as error:
-            wrong = f"can't be read ({error})"
+            wrong = wrong or f"can't be read ({error})"
         outside = [p for p in positions or () if not -len(ids) <= p < len(ids)]
         if not wrong and outside:
             wrong = f"has {len(ids)} tokens, so it has no position {outside[0]}"
+        last = positions is None or any(p % len(ids) == len(ids) - 1 for p in positions if ids)
+        if not wrong and target_mode == "sequence" and of["targets"] and not last:
+            wrong = f"is not read at its last position (positions={list(positions or ())}), where target_mode='sequence' reads its target"
         if wrong:
             bad[index] = f"Prompt {index} {wrong}: {str(prompt)!r:.60}."
             if on_error == "raise":
                 raise InputError(bad[index] + ("" if len(prompts) == 1 else " With on_error='skip' it is left out."))
+            of = {"targets": [], "foils": []}
         encoded.append(ids)
+        answers.append(of)
     if len(bad) == len(prompts):
         raise InputError(f"Every prompt was left out. {bad[0]}")
-    return encoded, bad
+    return encoded, answers, bad
 
 
 def _halves(batch: batching.Batch, encoded: Sequence[Sequence[int]]) -> list[batching.Batch]:
@@ -194,8 +332,8 @@ def _halves(batch: batching.Batch, encoded: Sequence[Sequence[int]]) -> list[bat
     return parts
 
 
-def _warn(odd: dict[Address, str]) -> None:
-    for note in odd.values():
+def _warn(notes: Sequence[str]) -> None:
+    for note in notes:
         warnings.warn(note, stacklevel=4)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from murano.errors import InputError
@@ -19,12 +18,16 @@ class Prompt:
         messages: a chat, ``[{"role": "user", "content": "…"}]``, rendered by the tokenizer's chat template, which writes
             the special tokens itself: none are added a second time.
         token_ids: the exact tokens, nothing added.
+        targets: the accepted answers, each a string that continues the prompt or a token id; often one.
+        foils: the answers that the targets are compared with.
         metadata: anything else that belongs to the prompt, kept with it.
     """
 
     text: str = ""
     messages: tuple[Mapping[str, str], ...] = ()
     token_ids: tuple[int, ...] = ()
+    targets: tuple[str | int, ...] = ()
+    foils: tuple[str | int, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -69,17 +72,24 @@ class PromptBatch(Sequence[Prompt]):
         return f"PromptBatch([{shown}{', …' if len(self) > 3 else ''}], n={len(self)})"
 
 
-def as_prompts(source: Any, *, chat: bool = False) -> PromptBatch:
+def as_prompts(source: Any, *, chat: bool = False, targets: Any = None, foils: Any = None) -> PromptBatch:
     """Prompts from what a user is likely to hold.
 
     Args:
         source: a string (taken as one prompt), a list of strings, of chats (lists of messages), of token-id lists or of
             :class:`Prompt` objects, or a :class:`PromptBatch`.
         chat: render each item by the tokenizer's chat template; a string is then one user message.
+        targets: the answer of each prompt: a string that continues it, a token id, a list of several accepted ones, or ``None``.
+        foils: what each target is compared with, in the same forms.
 
     Raises:
-        InputError: there are no prompts, one is empty, or one is none of the above; the index is named.
+        InputError: there are no prompts, one is empty, one is none of the above, or there is another number of targets than
+            of prompts; the index is named.
     """
+    return _with_answers(_with_answers(_as_batch(source, chat), "targets", targets), "foils", foils)
+
+
+def _as_batch(source: Any, chat: bool) -> PromptBatch:
     if isinstance(source, PromptBatch):
         return source
     if isinstance(source, (str, Prompt)) or (chat and _is_chat(source)):
@@ -96,20 +106,41 @@ def as_prompts(source: Any, *, chat: bool = False) -> PromptBatch:
     return PromptBatch([_as_prompt(item, index, chat) for index, item in enumerate(source)])
 
 
-def read_prompt_file(path: str | Path) -> PromptBatch:
-    """Prompts from a text file, one to a line; empty lines are left out.
+def as_answers(value: Any, what: str, index: int) -> tuple[str | int, ...]:
+    """Targets or foils of one prompt, in any of the forms they are given in.
 
-    Raises:
-        InputError: the file can't be read or has no prompt in it.
+    Args:
+        value: a string, a token id, a list of these, or ``None`` for none.
+        what: ``"targets"`` or ``"foils"``, for the error.
+        index: of the prompt, for the error.
     """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"Can't read prompts from {str(path)!r}: {error}") from None
-    prompts = [line for line in lines if line.strip()]
-    if not prompts:
-        raise InputError(f"There are no prompts in {str(path)!r}: it should hold one prompt to a line.")
-    return as_prompts(prompts)
+    if value is None:
+        return ()
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    answers = (value,) if isinstance(value, (str, int)) else tuple(value) if isinstance(value, Sequence) else (value,)
+    for answer in answers:
+        if isinstance(answer, bool) or not isinstance(answer, (str, int)) or answer == "":
+            raise InputError(
+                f"{what}[{index}] is {value!r:.80}: it must be a string that continues the prompt, a token id, or a list of these."
+            )
+    return answers
+
+
+def _with_answers(batch: PromptBatch, what: str, given: Any) -> PromptBatch:
+    if given is None:
+        return batch
+    if isinstance(given, (str, int)) and len(batch) == 1:
+        given = [given]
+    if isinstance(given, (str, int)) or not hasattr(given, "__len__"):
+        raise InputError(f"{what}={given!r:.80} must be a list with one entry for each of the {len(batch)} prompts.")
+    if len(given) != len(batch):
+        first = min(len(given), len(batch))
+        missing = f"prompt {first} has none" if len(given) < len(batch) else f"{what}[{first}] has no prompt"
+        raise InputError(f"There are {len(batch)} prompts and {len(given)} {what}: {missing}.")
+    answers = [as_answers(value, what, index) for index, value in enumerate(given)]
+    pairs = zip(batch, answers, strict=True)
+    return PromptBatch([replace(p, targets=a) if what == "targets" else replace(p, foils=a) for p, a in pairs])
 
 
 def _is_chat(item: Any) -> bool:

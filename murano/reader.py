@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from murano.address import Address
@@ -15,9 +15,12 @@ from murano.errors import InputError, ReadoutError
 from murano.model import MuranoModel, batching, residuals
 from murano.model.proof import rounding
 from murano.readout.reduce import reduce_rows, slice_rows
+from murano.readout.stats import log_softmax
 
 #: Chunks from which on it pays to time the matrix products that are at hand.
 WORTH_TIMING = 100
+#: The rank of a token that was not asked about in a cell.
+NO_RANK = -1
 
 
 @dataclass
@@ -28,21 +31,16 @@ class Cells:
     position_index: Int[Tensor, "prompt position"]
 
     @classmethod
-    def of(cls, encoded: Sequence[Sequence[int]], positions: tuple[int, ...] | None, skipped: set[int]) -> Cells:
-        width = (
-            len(positions)
-            if positions is not None
-            else max((len(e) for i, e in enumerate(encoded) if i not in skipped), default=0)
-        )
+    def of(cls, encoded: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> Cells:
+        """The cells of prompts of which these positions are read, none for a prompt that is left out."""
+        width = max(map(len, positions), default=0)
         ids = torch.full((len(encoded), width), NO_TOKEN)
         index = torch.full((len(encoded), width), -1)
-        for prompt, tokens in enumerate(encoded):
-            if prompt in skipped:
-                continue
-            here = list(range(len(tokens))) if positions is None else [p % len(tokens) for p in positions]
-            at = torch.tensor(here)
-            index[prompt, width - len(here) :] = at
-            ids[prompt, width - len(here) :] = torch.tensor(list(tokens))[at]
+        for prompt, (tokens, here) in enumerate(zip(encoded, positions, strict=True)):
+            if here:
+                at = torch.tensor([p % len(tokens) for p in here])
+                index[prompt, width - len(here) :] = at
+                ids[prompt, width - len(here) :] = torch.tensor(list(tokens))[at]
         return cls(ids, index)
 
     def of_batch(self, batch: batching.Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -61,16 +59,28 @@ class Tables:
     top_probs: Tensor
     entropy: Tensor
     log_normalizer: Tensor
+    token_log_probs: Tensor
+    token_ranks: Tensor
+    divergences: Tensor
     residuals: Tensor | None = None
+    logits: Tensor | None = None
     odd: dict[Address, str] = field(default_factory=dict)
 
     @classmethod
-    def empty(cls, layers: int, cells: int, top_k: int) -> Tables:
+    def empty(cls, layers: int, cells: int, top_k: int, tokens: int = 0, divergences: int = 0) -> Tables:
         def nan(*shape: int) -> Tensor:
             return torch.full(shape, float("nan"))
 
         ids = torch.full((layers, cells, top_k), NO_TOKEN, dtype=torch.int32)
-        return cls(ids, nan(layers, cells, top_k), nan(layers, cells), nan(layers, cells))
+        return cls(
+            ids,
+            nan(layers, cells, top_k),
+            nan(layers, cells),
+            nan(layers, cells),
+            nan(layers, cells, tokens),
+            torch.full((layers, cells, tokens), NO_RANK, dtype=torch.int32),
+            nan(divergences, layers, cells),
+        )
 
 
 class Reader:
@@ -78,10 +88,29 @@ class Reader:
 
     Rows of several layers, and of several batches, are gathered until they fill a chunk: a product of many rows is far cheaper than
     many products of a few.
+
+    Args:
+        model: the model.
+        addresses: what is read, one per layer of the tables.
+        tables: where results go.
+        max_chunk_bytes: room for logits.
+        product: which matrix product.
+        tokens: ids whose log-probability and rank are read in each cell; -1 for none.
+        divergences: which divergences from the last layer are read, as many as the tables have room for.
+
+    Raises:
+        InputError: no room for one row, or an address that does not exist.
     """
 
     def __init__(
-        self, model: MuranoModel, addresses: Sequence[Address], tables: Tables, max_chunk_bytes: int, product: str
+        self,
+        model: MuranoModel,
+        addresses: Sequence[Address],
+        tables: Tables,
+        max_chunk_bytes: int,
+        product: str,
+        tokens: Int[Tensor, "cell token"] | None = None,
+        divergences: Sequence[str] = (),
     ) -> None:
         self.model, self.addresses, self.tables = model, addresses, tables
         self.tail = model.tail
@@ -92,10 +121,15 @@ class Reader:
         residuals.check_places(model.anatomy, addresses, self.mid)
         row = self.tail.buffer(1, model.vocab_size)
         row_bytes = row.numel() * row.element_size()
-        if max_chunk_bytes < row_bytes:
+        fewest = 2 if divergences else 1  # a row and what it diverges from
+        if max_chunk_bytes < fewest * row_bytes:
             raise InputError(
-                f"max_chunk_bytes={max_chunk_bytes} has no room for one row of logits: use at least {row_bytes}."
+                f"max_chunk_bytes={max_chunk_bytes} has no room for {'two rows' if divergences else 'one row'} of logits: "
+                f"use at least {fewest * row_bytes}."
             )
+        self.tokens = tokens if tokens is not None and tokens.shape[-1] else None
+        self.divergences = tuple(divergences)
+        self.held: list[tuple[int, Tensor]] = []
         self.chunk = max_chunk_bytes // row_bytes
         if self.chunk > 64:  # products run best on whole panels
             self.chunk -= self.chunk % 64
@@ -119,6 +153,8 @@ class Reader:
                     self.flush(whole_chunks=True)
             if address == self.last:
                 final.append(stream[:1, batch.lengths[0] - 1])
+                if self.divergences:
+                    final.append(stream[row.to(stream.device), position.to(stream.device)])
 
         logits = residuals.forward(
             self.model.anatomy,
@@ -129,15 +165,42 @@ class Reader:
             mid=self.mid,
         )
         self.flush(whole_chunks=True)
+        if self.divergences:
+            self._compare(final[1], cell)
         assert logits is not None
         self._check(final[0], logits[:1, -1], batch)
+
+    def read_residuals(self, rows: Float[Tensor, "layer cell d_model"], there: Bool[Tensor, " cell"]) -> None:
+        """Reduce residuals that were kept, without a forward.
+
+        Args:
+            rows: one for each address and cell.
+            there: which cells hold a position.
+
+        Raises:
+            InputError: divergences without the last layer's residuals.
+        """
+        cell = there.nonzero().flatten()
+        for address, of_layer in zip(self.sources, rows, strict=True):
+            if address in self.sources[: self.sources.index(address)]:
+                continue  # named twice: as a layer and as what is read after it
+            self._take(address, of_layer[cell], cell)
+            self.flush(whole_chunks=True)
+        if self.divergences:
+            if self.last not in self.sources:
+                raise InputError(f"Divergences need the last layer, {self.last}, which was not kept.")
+            self._compare(rows[self.sources.index(self.last), cell], cell)
+        self.flush(whole_chunks=False)
 
     def _take(self, source: Address, rows: Float[Tensor, "row d_model"], cell: Int[Tensor, " row"]) -> None:
         n_cells = self.tables.entropy.shape[1]
         for layer, address in enumerate(self.addresses):
             if self.sources[layer] == source:
                 self._note_odd(address, rows)
-                self.waiting.append((rows, layer * n_cells + cell))
+                if self.divergences:  # they wait for the last layer
+                    self.held.append((layer, rows))
+                else:
+                    self.waiting.append((rows, layer * n_cells + cell))
                 if self.tables.residuals is not None:
                     self.tables.residuals[layer, cell] = rows.to("cpu", self.tables.residuals.dtype)
 
@@ -157,15 +220,60 @@ class Reader:
                 rows.append(waiting.to(self.buffer.device))
                 places.append(place)
                 room -= len(waiting)
-            self._reduce(torch.cat(rows) if len(rows) > 1 else rows[0], torch.cat(places))
+            self._read(torch.cat(rows) if len(rows) > 1 else rows[0], torch.cat(places))
 
-    def _reduce(self, rows: Float[Tensor, "row d_model"], place: Int[Tensor, " row"]) -> None:
+    def _compare(self, final: Float[Tensor, "cell d_model"], cell: Int[Tensor, " cell"]) -> None:
+        """Reduce the rows that were held, each beside the last layer's distribution in the same cell."""
+        device, n_cells = self.buffer.device, self.tables.entropy.shape[1]
+        held, self.held = [(layer, rows.to(device)) for layer, rows in self.held], []
+        # Few cells at a time with all their layers: each last distribution is made once, or once for as many layers as fit.
+        group = max(1, self.chunk // (len(held) + 1))
+        layers = self.chunk // group - 1
+        for start in range(0, len(cell), group):
+            part = slice(start, start + group)
+            last = final[part].to(device)
+            for first in range(0, len(held), layers):
+                beside = held[first : first + layers]
+                logits = self._project(torch.cat([last, *(rows[part] for _, rows in beside)]))
+                reference = logits[: len(last)]
+                reference = reference if self.tail.finish is None else self.tail.finish(reference)
+                place = torch.cat([layer * n_cells + cell[part] for layer, _ in beside])
+                self._reduce(logits[len(last) :], place, log_softmax(reference))
+
+    def _read(self, rows: Float[Tensor, "row d_model"], place: Int[Tensor, " row"]) -> None:
+        self._reduce(self._project(rows), place)
+
+    def _reduce(
+        self,
+        logits: Float[Tensor, "row vocab"],
+        place: Int[Tensor, " row"],
+        reference: Float[Tensor, "cell vocab"] | None = None,
+    ) -> None:
         tables = self.tables
-        stats = reduce_rows(self._project(rows), tables.top_ids.shape[-1], self.tail.finish, self.scratch)
+        if tables.logits is not None:
+            own = logits if self.tail.finish is None else self.tail.finish(logits)
+            tables.logits.flatten(0, 1)[place] = own.to("cpu", tables.logits.dtype)
+        tokens = None if self.tokens is None else self.tokens[place % tables.entropy.shape[1]]
+        stats = reduce_rows(
+            logits,
+            tables.top_ids.shape[-1],
+            self.tail.finish,
+            self.scratch,
+            tokens=None if tokens is None else tokens.clamp(min=0).to(logits.device),
+            reference=reference,
+            divergences=self.divergences,
+        )
         tables.top_ids.flatten(0, 1)[place] = stats.top_ids.to("cpu", torch.int32)
         tables.top_probs.flatten(0, 1)[place] = stats.top_probs.cpu()
         tables.entropy.view(-1)[place] = stats.entropy.cpu()
         tables.log_normalizer.view(-1)[place] = stats.log_normalizer.cpu()
+        if tokens is not None and stats.token_log_probs is not None and stats.token_ranks is not None:
+            nobody = tokens < 0
+            tables.token_log_probs.flatten(0, 1)[place] = stats.token_log_probs.cpu().masked_fill(nobody, torch.nan)
+            ranks = stats.token_ranks.to("cpu", torch.int32)
+            tables.token_ranks.flatten(0, 1)[place] = ranks.masked_fill(nobody, NO_RANK)
+        for table, name in zip(tables.divergences, self.divergences, strict=True):
+            table.view(-1)[place] = stats.divergences[name].cpu()
 
     def _project(self, rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "row vocab"]:
         n = len(rows)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from murano.address import Address
+from murano.artifacts.lens_column import LensColumn
 from murano.artifacts.words import TokenWords, WordGrid
 from murano.errors import InputError
+from murano.prompts import PromptBatch
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -33,8 +35,20 @@ class LogitLensResult:
         words: the text of every id that occurs.
         model: what was read: ``model_id``, ``revision``, ``dtype``, ``n_layers``, ``vocab_size``, versions of packages.
         readout: the proof that this readout is the model's own, as ``model.check_readout()`` returned it.
-        stats: further statistics by name, each ``[layer, prompt, position]``.
+        stats: further statistics by name, each ``[layer, prompt, position]``; see :mod:`murano.readout.stats`.
+        prompts: what was read, with targets, foils and metadata.
+        target_mode: how targets of several tokens were read: ``"first"``, ``"single"`` or ``"sequence"``.
+        target_texts: each prompt's targets as they continue it, leading space included.
+        foil_texts: its foils.
+        target_ids: the first token of each target; -1 where a prompt has fewer.
+        foil_ids: the first token of each foil.
+        target_log_probs: log-probability of each target in nats; with ``target_mode="sequence"`` that of the whole target, at each
+            prompt's last position, NaN elsewhere.
+        target_ranks: how many tokens were more probable; of a whole target the worst of its tokens' ranks; -1 where nothing was read.
+        foil_log_probs: the same of each foil.
+        foil_ranks: the same of each foil.
         residuals: the rows that were read, where ``keep="residuals"`` asked for them, in the dtype of the stream.
+        logits: all logits, where ``keep="logits"`` asked for them.
         notes: what was odd about the run, in words: residuals that were not finite, say.
         extra: what another version of this artifact saved and this one does not know; saved again with the rest.
     """
@@ -54,7 +68,18 @@ class LogitLensResult:
     model: Mapping[str, Any] = field(default_factory=dict)
     readout: Mapping[str, Any] = field(default_factory=dict)
     stats: Mapping[str, Float[Tensor, "layer prompt position"]] = field(default_factory=dict)
+    prompts: PromptBatch | None = None
+    target_mode: str = "first"
+    target_texts: tuple[tuple[str, ...], ...] = ()
+    foil_texts: tuple[tuple[str, ...], ...] = ()
+    target_ids: Int[Tensor, "prompt target"] | None = None
+    foil_ids: Int[Tensor, "prompt foil"] | None = None
+    target_log_probs: Float[Tensor, "layer prompt position target"] | None = None
+    target_ranks: Int[Tensor, "layer prompt position target"] | None = None
+    foil_log_probs: Float[Tensor, "layer prompt position foil"] | None = None
+    foil_ranks: Int[Tensor, "layer prompt position foil"] | None = None
     residuals: Float[Tensor, "layer prompt position d_model"] | None = None
+    logits: Float[Tensor, "layer prompt position vocab"] | None = None
     notes: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -121,8 +146,71 @@ class LogitLensResult:
             raise InputError(f"'{wanted}' was not read. Read: {', '.join(map(str, self.addresses))}.")
         return self.addresses.index(wanted)
 
+    def __getitem__(self, index: int | slice | Sequence[int]) -> LogitLensResult:
+        """The lens of one prompt or of some: the same fields, cut to the prompts and to the positions that they have.
+
+        Raises:
+            InputError: there is no such prompt.
+        """
+        if isinstance(index, slice):
+            index = range(*index.indices(self.n_prompts))
+        chosen = [index] if isinstance(index, int) else list(index)
+        for prompt in chosen:
+            if not -self.n_prompts <= prompt < self.n_prompts:
+                raise InputError(f"Prompt {prompt} does not exist: there are {self.n_prompts}, counted from 0.")
+        chosen = [prompt % self.n_prompts for prompt in chosen]
+        width = int(self.attention_mask[chosen].sum(-1).max()) if chosen else 0
+        start = self.input_ids.shape[1] - width
+
+        def cut(value: Any, name: str) -> Any:
+            if isinstance(value, Tensor):
+                if name in ("target_ids", "foil_ids"):
+                    return value[chosen]
+                by_prompt = name in ("input_ids", "attention_mask", "position_index")
+                return value[chosen, start:] if by_prompt else value[:, chosen, start:]
+            if name == "stats":
+                return {key: cut(stat, key) for key, stat in value.items()}
+            if name == "prompts" and value is not None:
+                return PromptBatch([value[prompt] for prompt in chosen])
+            if name in ("target_texts", "foil_texts") and value:
+                return tuple(value[prompt] for prompt in chosen)
+            return value
+
+        return LogitLensResult(**{f.name: cut(getattr(self, f.name), f.name) for f in fields(self)})
+
+    def __len__(self) -> int:
+        return self.n_prompts
+
+    def __iter__(self) -> Iterator[LogitLensResult]:
+        return (self[prompt] for prompt in range(self.n_prompts))
+
+    def at(self, prompt: int = 0, position: int = -1) -> LensColumn:
+        """What each layer predicts at one position; printed, it is a table with a line per layer.
+
+        Args:
+            prompt: index of the prompt.
+            position: index on the position axis; -1 is the prompt's last token.
+
+        Raises:
+            InputError: there is no such prompt or position.
+        """
+        self._check_cell(prompt, position)
+        targets: list[str] = []
+        log_probs, ranks = self.target_log_probs, self.target_ranks
+        if log_probs is not None and ranks is not None:
+            targets = list(self.target_texts[prompt])
+        n = len(targets)
+        return LensColumn(
+            addresses=self.addresses,
+            words=tuple(self.predicted_words[layer][prompt][position] for layer in range(len(self.addresses))),
+            probs=self.max_probs[:, prompt, position],
+            targets=tuple(targets),
+            target_probs=log_probs[:, prompt, position, :n].exp() if log_probs is not None else None,
+            target_ranks=ranks[:, prompt, position, :n] if ranks is not None else None,
+        )
+
     def table(self, prompt: int = 0, position: int = -1, *, width: int = 30) -> str:
-        """The sequence of guesses at one position, a line per layer: address, prediction, probability, bar.
+        """The sequence of guesses at one position as text; see :meth:`at`.
 
         Args:
             prompt: index of the prompt.
@@ -132,14 +220,17 @@ class LogitLensResult:
         Raises:
             InputError: there is no such prompt or position.
         """
-        self._check_cell(prompt, position)
-        lines = [f"{'layer':>16}  {'prediction':<16} probability"]
-        for layer, address in enumerate(self.addresses):
-            word = self.predicted_words[layer][prompt][position]
-            probability = float(self.max_probs[layer, prompt, position])
-            bar = "#" * int(probability * width) if probability == probability else ""
-            lines.append(f"{address!s:>16}  {word!r:<16} {probability:5.3f}  {bar}".rstrip())
-        return "\n".join(lines)
+        return self.at(prompt, position).text(width)
+
+    def to_dataframe(self) -> Any:
+        """All cells as a pandas ``DataFrame`` in long form, a row per layer, prompt and position; see :func:`murano.tables.lens_frame`.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        from murano.tables import lens_frame
+
+        return lens_frame(self)
 
     def _check_cell(self, prompt: int, position: int) -> None:
         prompts, positions = self.input_ids.shape

@@ -101,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prompts(args: argparse.Namespace) -> PromptBatch:
-    from murano.prompts import as_prompts, read_prompt_file
+    from murano.prompt_files import read_prompt_file
+    from murano.prompts import as_prompts
 
     given = [*args.prompts, *(read_prompt_file(args.file) if args.file is not None else [])]
     if not given:

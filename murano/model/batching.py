@@ -46,10 +46,8 @@ def encode(prompt: Prompt, tokenizer: Any) -> list[int]:
     """
     if prompt.token_ids:
         return list(prompt.token_ids)
-    if prompt.messages:
-        text, special = _render(prompt, tokenizer), False  # the template wrote the special tokens already
-    else:
-        text, special = prompt.text, True
+    text = prompt_text(prompt, tokenizer)
+    special = not prompt.messages  # the template wrote the special tokens already
     bare = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     ids = list(tokenizer(text, add_special_tokens=True)["input_ids"]) if special else bare
     if special and ids != bare:
@@ -60,6 +58,11 @@ def encode(prompt: Prompt, tokenizer: Any) -> list[int]:
     if not ids:
         raise InputError(f"{str(prompt)!r:.80} becomes no token at all.")
     return ids
+
+
+def prompt_text(prompt: Prompt, tokenizer: Any) -> str:
+    """The text that is tokenised: a chat as its template renders it."""
+    return _render(prompt, tokenizer) if prompt.messages else prompt.text
 
 
 def _without_suffix(ids: list[int], bare: list[int]) -> list[int]:

@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     from murano.steps.base import step as step
     from murano.steps.load_prompts import LoadPrompts as LoadPrompts
     from murano.steps.logit_lens import LogitLens as LogitLens
+    from murano.steps.metrics import Commitment as Commitment
+    from murano.steps.metrics import LogitDiff as LogitDiff
+    from murano.steps.metrics import Match as Match
+    from murano.steps.metrics import PredictionDepth as PredictionDepth
+    from murano.steps.metrics import Rank as Rank
+    from murano.steps.metrics import TokenProb as TokenProb
     from murano.steps.plot import Plot as Plot
     from murano.steps.save import Save as Save
 else:
@@ -20,6 +26,7 @@ else:
             "murano.steps.base": ["Step", "step"],
             "murano.steps.load_prompts": ["LoadPrompts"],
             "murano.steps.logit_lens": ["LogitLens"],
+            "murano.steps.metrics": ["Commitment", "LogitDiff", "Match", "PredictionDepth", "Rank", "TokenProb"],
             "murano.steps.plot": ["Plot"],
             "murano.steps.save": ["Save"],
         },

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from murano import keys
-from murano.prompts import PromptBatch, as_prompts, read_prompt_file
+from murano.prompt_files import read_prompt_file, shipped_prompts
+from murano.prompts import PromptBatch, as_prompts
 from murano.results import Results
 from murano.steps.base import Step
 
@@ -18,28 +19,45 @@ class LoadPrompts(Step):
     Args:
         prompts: a string, or a list of strings, chats (lists of messages), token-id lists or :class:`~murano.Prompt` objects.
         chat: render each by the tokenizer's chat template; a string is then one user message.
+        targets: the answer of each prompt: a string that continues it, a token id, a list of several accepted ones, or ``None``.
+        foils: what each target is compared with, in the same forms.
 
     Raises:
-        InputError: there are no prompts, or one is empty or of another kind; the index is named.
+        InputError: there are no prompts, one is empty or of another kind, or there is another number of targets than of prompts;
+            the index is named.
 
-    >>> LoadPrompts(["The capital of France is"])()
+    >>> LoadPrompts(["The capital of France is"], targets=["Paris"], foils=["London"])()
     Results(prompts: PromptBatch)
     """
 
     writes = (keys.PROMPTS,)
 
-    def __init__(self, prompts: Any, chat: bool = False) -> None:
+    def __init__(self, prompts: Any, chat: bool = False, *, targets: Any = None, foils: Any = None) -> None:
         self.chat = chat
-        self.prompts: PromptBatch = as_prompts(prompts, chat=chat)
+        self.prompts: PromptBatch = as_prompts(prompts, chat=chat, targets=targets, foils=foils)
 
     @classmethod
-    def from_file(cls, path: str | Path, chat: bool = False) -> LoadPrompts:
-        """Prompts from a text file, one to a line.
+    def from_file(cls, path: str | Path, chat: bool = False, *, fields: Mapping[str, str] | None = None) -> LoadPrompts:
+        """Prompts from a file: a line each of text, or a record each of ``.jsonl``, ``.json`` or ``.csv``.
+
+        Args:
+            path: the file; a record has a field ``prompt`` and may have ``target`` and ``foil``; others are kept as metadata.
+            chat: render each by the tokenizer's chat template.
+            fields: what this file calls them: ``{"prompt": "question", "target": "answer"}``.
 
         Raises:
-            InputError: the file can't be read or holds no prompt.
+            InputError: the file can't be read, holds no prompt, or a record lacks a field; the line is named.
         """
-        return cls(read_prompt_file(path).texts, chat=chat)
+        return cls(read_prompt_file(path, chat=chat, fields=fields))
+
+    @classmethod
+    def from_dataset(cls, name: str) -> LoadPrompts:
+        """A data set that comes with the package: ``"facts"``, short factual prompts with targets, foils and a category.
+
+        Raises:
+            InputError: there is no such data set.
+        """
+        return cls(shipped_prompts(name))
 
     def run(self, results: Results) -> Mapping[str, Any]:
         return {keys.PROMPTS: self.prompts}
@@ -52,4 +70,9 @@ class LoadPrompts(Step):
         shown: list[Any] = [p.text or [dict(m) for m in p.messages] or list(p.token_ids) for p in self.prompts]
         # Hundreds of prompts would bury everything else that is recorded of a run; they are saved as an artifact of their own.
         listed = f"[{', '.join(map(repr, shown[:3]))}, …]  # {len(shown)} prompts" if len(shown) > 8 else repr(shown)
-        return f"LoadPrompts({listed})"
+        options = ""
+        for name in ("targets", "foils"):
+            answers = [a[0] if len(a := getattr(p, name)) == 1 else list(a) or None for p in self.prompts]
+            if any(a is not None for a in answers) and len(shown) <= 8:
+                options += f", {name}={answers!r}"
+        return f"LoadPrompts({listed}{options})"

@@ -20,7 +20,9 @@ class LogitLens(Step):
             layer, ``"embeddings"`` is the row before block 0.
         positions: ``"all"``, ``"last"``, or token indices; negative ones count from each prompt's end.
         top_k: how many tokens to keep of each distribution.
-        keep: ``"residuals"`` keeps the residuals too.
+        stats: further statistics of each cell: ``"max_prob"``, ``"margin"``, ``"kl"``, ``"js"``, ``"surprisal"``, ``"next_rank"``.
+        target_mode: how targets of several tokens are read: ``"first"``, ``"single"`` or ``"sequence"``.
+        keep: ``"residuals"`` keeps the residuals too, ``"logits"`` all logits, if they fit into memory.
         options: further arguments of :func:`murano.lens.logit_lens`: ``max_chunk_bytes``, ``max_batch_tokens``, ``on_error``,
             ``product``.
 
@@ -38,10 +40,13 @@ class LogitLens(Step):
         positions: Any = "all",
         top_k: int = 5,
         *,
+        stats: Any = (),
+        target_mode: str = "first",
         keep: str | None = None,
         **options: Any,
     ) -> None:
         from murano.readout import request
+        from murano.readout.stats import parse_stats
 
         if not hasattr(model, "check_layers"):
             raise InputError(f"LogitLens needs a MuranoModel, not a {type(model).__name__}: LogitLens(MuranoModel(…)).")
@@ -50,6 +55,7 @@ class LogitLens(Step):
             if name not in allowed:
                 raise InputError(f"LogitLens takes no {name!r}. Further options: {', '.join(allowed)}.")
         self.model, self.layers, self.positions, self.top_k, self.keep = model, layers, positions, top_k, keep
+        self.stats, self.target_mode = parse_stats(stats), target_mode
         self.options = options
         request.parse_positions(positions)
         request.check_top_k(top_k)
@@ -64,6 +70,8 @@ class LogitLens(Step):
             layers=self.layers,
             positions=self.positions,
             top_k=self.top_k,
+            stats=self.stats,
+            target_mode=self.target_mode,
             keep=self.keep,
             checkpoint=results.checkpoint,
             **self.options,
@@ -71,4 +79,5 @@ class LogitLens(Step):
         return {keys.LOGIT_LENS: lens}
 
     def describe(self) -> str:
-        return f"{self.model.model_id}: layers {self.layers!r}, positions {self.positions!r}, top {self.top_k}"
+        more = f", {', '.join(self.stats)}" if self.stats else ""
+        return f"{self.model.model_id}: layers {self.layers!r}, positions {self.positions!r}, top {self.top_k}{more}"

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from murano.errors import InputError
-from murano.prompts import Prompt, PromptBatch, as_prompts, read_prompt_file
+from murano.prompt_files import read_prompt_file
+from murano.prompts import Prompt, PromptBatch, as_prompts
 from murano.steps import LoadPrompts
 
 CHAT = [{"role": "user", "content": "The city"}]
@@ -91,7 +92,7 @@ def test_a_file_of_prompts(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="There are no prompts in .*one prompt to a line"):
         read_prompt_file(path)
     path.write_bytes(b"\xff\xfe\x00bad")
-    with pytest.raises(InputError, match="Can't read prompts from"):
+    with pytest.raises(InputError, match="is not a text file"):
         read_prompt_file(path)
     with pytest.raises(InputError, match="Can't read prompts from"):
         read_prompt_file(tmp_path / "missing.txt")

@@ -1,0 +1,126 @@
+"""Prompts from files: one to a line of text, or with named fields in JSON Lines, JSON or CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from murano.errors import InputError, nearest
+from murano.prompts import Prompt, PromptBatch, as_answers, as_prompts
+
+#: Where the prompts that the package ships lie.
+SHIPPED = Path(__file__).parent / "data"
+#: What each field may be called.
+NAMES = {"prompt": ("prompt", "text", "messages"), "target": ("target", "targets"), "foil": ("foil", "foils")}
+
+
+def read_prompt_file(path: str | Path, *, chat: bool = False, fields: Mapping[str, str] | None = None) -> PromptBatch:
+    """Prompts from a file.
+
+    A ``.jsonl``, ``.json`` or ``.csv`` file has a record for each prompt with a field ``prompt`` and, where there are answers, ``target``
+    and ``foil``; every other field is kept as metadata. In JSON a target may be a list of accepted answers and a prompt a chat. Any other
+    file is text with one prompt to a line; empty lines are left out.
+
+    Args:
+        path: the file.
+        chat: render each prompt by the tokenizer's chat template.
+        fields: what this file calls them: ``{"prompt": "question", "target": "answer"}``.
+
+    Raises:
+        InputError: the file can't be read, has no prompt in it, or a record lacks a field; the line is named.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(
+            f"{str(path)!r} is not a text file: prompts are read from .txt, .jsonl, .json and .csv."
+        ) from None
+    except OSError as error:
+        raise InputError(f"Can't read prompts from {str(path)!r}: {error.strerror or error}.") from None
+    reader = {".jsonl": _jsonl, ".json": _json, ".csv": _csv}.get(path.suffix.lower())
+    if reader is None:
+        prompts = [line for line in text.splitlines() if line.strip()]
+        if not prompts:
+            raise InputError(f"There are no prompts in {str(path)!r}: it should hold one prompt to a line.")
+        return as_prompts(prompts, chat=chat)
+    names = {name: (fields[name],) if fields and name in fields else known for name, known in NAMES.items()}
+    found = [_prompt(record, names, f"{path.name}, {where}", chat) for where, record in reader(text, path)]
+    if not found:
+        raise InputError(f"There are no prompts in {str(path)!r}: it should hold a record for each.")
+    return PromptBatch(found)
+
+
+def shipped_prompts(name: str) -> PromptBatch:
+    """A data set that comes with the package.
+
+    Args:
+        name: ``"facts"``: capitals, opposites, weekdays, arithmetic and grammar, with targets, foils and a ``category``.
+
+    Raises:
+        InputError: there is no such data set.
+    """
+    known = sorted(p.stem for p in SHIPPED.glob("*.jsonl"))
+    if name not in known:
+        raise InputError(f"There is no data set {name!r}.{nearest(name, known)} There is: {', '.join(known)}.")
+    return read_prompt_file(SHIPPED / f"{name}.jsonl")
+
+
+def _prompt(record: Any, names: Mapping[str, tuple[str, ...]], where: str, chat: bool) -> Prompt:
+    if isinstance(record, str):
+        record = {names["prompt"][0]: record}
+    if not isinstance(record, Mapping):
+        raise InputError(f"{where}: a record is an object with a field {names['prompt'][0]!r}, not {record!r:.60}.")
+    used = {
+        kind: next((name for name in known if record.get(name) not in (None, "")), None)
+        for kind, known in names.items()
+    }
+    if used["prompt"] is None:
+        there = ", ".join(map(repr, record)) or "none"
+        hint = nearest(names["prompt"][0], list(map(str, record)))
+        raise InputError(
+            f"{where}: there is no field {names['prompt'][0]!r} (or it is empty). Fields found: {there}.{hint} "
+            "If it has another name here: fields={'prompt': '…'}."
+        )
+    try:
+        prompt: Prompt = as_prompts([record[used["prompt"]]], chat=chat)[0]
+        answers = {
+            f"{kind}s": as_answers(record[name], kind, 0)
+            for kind in ("target", "foil")
+            if (name := used[kind]) is not None
+        }
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    rest = {str(k): v for k, v in record.items() if k not in used.values()}
+    return Prompt(text=prompt.text, messages=prompt.messages, token_ids=prompt.token_ids, metadata=rest, **answers)
+
+
+def _jsonl(text: str, path: Path) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            try:
+                yield f"line {number}", json.loads(line)
+            except json.JSONDecodeError as error:
+                raise InputError(f"{path.name}, line {number}, column {error.colno}: no JSON ({error.msg}).") from None
+
+
+def _json(text: str, path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        records = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path.name}, line {error.lineno}, column {error.colno}: no JSON ({error.msg}).") from None
+    if not isinstance(records, list):
+        raise InputError(f"{path.name} must hold a list of records, not {type(records).__name__}.")
+    for index, record in enumerate(records):
+        yield f"record {index}", record
+
+
+def _csv(text: str, path: Path) -> Iterator[tuple[str, Any]]:
+    rows = csv.DictReader(text.splitlines(keepends=True), skipinitialspace=False)
+    for record in rows:
+        if None in record:
+            raise InputError(f"{path.name}, line {rows.line_num}: more values than there are columns ({record[None]}).")
+        yield f"line {rows.line_num}", {k: v for k, v in record.items() if v is not None}
