@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from murano.artifacts.logit_lens import LogitLensResult
+from murano.artifacts.metric_table import MetricTable
 from murano.errors import InputError
 from murano.plotting.backend import Figure, figure_of
 from murano.plotting.files import check_formats, figure_bytes, save_figure
 from murano.plotting.grid import Grid
 from murano.plotting.lens import lens_grid
+from murano.plotting.metrics import MetricCurves, decided_curves, metric_curves
 from murano.plotting.overview import overview_grid
 
 #: A set of more prompts than this is drawn as one overview.
@@ -30,6 +32,7 @@ def draw_results(
     show: bool | None = None,
     formats: str | Sequence[str] = ("png",),
     per_prompt: bool | None = None,
+    by: str | None = None,
 ) -> list[str]:
     """Draw all results that have a figure, save them and show them.
 
@@ -39,6 +42,7 @@ def draw_results(
         show: whether a notebook shows the figures; ``None``: if it is one.
         formats: the formats to save in: ``"png"``, ``"svg"``, ``"pdf"``.
         per_prompt: a heatmap for each prompt, or one overview of all; ``None``: heatmaps for up to 8 prompts.
+        by: a name in the prompts' metadata: metrics get a line for each group.
 
     Returns:
         The files that were written.
@@ -51,7 +55,7 @@ def draw_results(
     notebook = show is not False and in_notebook()
     files: list[str] = []
     drawn = 0
-    for stem, grid in _grids(results, per_prompt):
+    for stem, grid in _drawings(results, per_prompt, by):
         drawn += 1
         if output_dir is None and not notebook:
             continue
@@ -65,7 +69,7 @@ def draw_results(
         there = ", ".join(f"{str(key)!r}" for key in results) or "none"
         raise InputError(
             f"There is nothing to draw. Results that are there: {there}. "
-            "Can be drawn: a LogitLensResult, as LogitLens writes it under 'logit_lens'."
+            "Can be drawn: a LogitLensResult, as LogitLens writes it under 'logit_lens', and the tables of metrics."
         )
     if output_dir is None and not notebook and show is not False:
         warnings.warn(
@@ -83,13 +87,17 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-def _grids(results: Mapping[str, Any], per_prompt: bool | None) -> Iterator[tuple[str, Grid]]:
+def _drawings(
+    results: Mapping[str, Any], per_prompt: bool | None, by: str | None
+) -> Iterator[tuple[str, Grid | MetricCurves]]:
     """Each figure's file name without its ending, and what it shows; one at a time, so that memory stays flat."""
     for key in results:
         lens = results[key]
+        stem = re.sub(r"[^\w.-]+", "_", str(key)).lstrip(".") or "lens"
+        if isinstance(lens, MetricTable) and (lens.addresses or "depth" in lens.columns):
+            yield stem, metric_curves(lens, by=by) if lens.addresses else decided_curves(lens, by=by)
         if not isinstance(lens, LogitLensResult):
             continue
-        stem = re.sub(r"[^\w.-]+", "_", str(key)).lstrip(".") or "lens"
         if lens.n_prompts > MOST_PROMPTS if per_prompt is None else not per_prompt:
             yield f"{stem}_overview", overview_grid(lens)
             continue

@@ -23,6 +23,7 @@ class Plot(Step):
         show: whether a notebook shows the figures; ``None``: if it is one.
         formats: the formats to save in: ``"png"``, ``"svg"``, ``"pdf"``.
         per_prompt: a heatmap for each prompt, or one overview of all; ``None``: heatmaps for up to 8 prompts.
+        by: a name in the prompts' metadata: metrics get a line for each group.
     """
 
     reads: Sequence[Key[Any]] = ()
@@ -35,11 +36,13 @@ class Plot(Step):
         show: bool | None = None,
         formats: str | Sequence[str] = ("png",),
         per_prompt: bool | None = None,
+        by: str | None = None,
     ) -> None:
         self.output_dir = output_dir
         self.show = show
         self.formats = formats
         self.per_prompt = per_prompt
+        self.by = by
 
     def check(self) -> None:
         from murano.plotting.files import check_formats  # here: it needs matplotlib
@@ -51,7 +54,7 @@ class Plot(Step):
     def run(self, results: Results) -> Mapping[str, Any]:
         from murano.plotting.results import draw_results
 
-        return {keys.PLOTS: draw_results(results, self.output_dir, self.show, self.formats, self.per_prompt)}
+        return {keys.PLOTS: draw_results(results, self.output_dir, self.show, self.formats, self.per_prompt, self.by)}
 
     def describe(self) -> str:
         return "shows figures" if self.output_dir is None else f"writes figures into {os.fspath(self.output_dir)}"

@@ -1,0 +1,207 @@
+"""Targets and foils: how they are given, and which tokens they become."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tiny_tokenizer import tiny_tokenizer
+
+from murano import InputError, MuranoModel, Prompt, shipped_prompts
+from murano.model.targets import answers_of
+from murano.prompt_files import read_prompt_file
+from murano.steps import LoadPrompts
+
+
+@functools.lru_cache(1)
+def bundled_tokenizer() -> Any:
+    return MuranoModel().tokenizer
+
+
+def answers(prompt: Prompt, tokenizer: Any, mode: str = "first") -> dict[str, list[Any]]:
+    ids = prompt.token_ids or tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
+    return answers_of(prompt, ids, tokenizer, len(tokenizer), mode)
+
+
+# How they are given
+
+
+def test_forms() -> None:
+    step = LoadPrompts(["a", "b", "c"], targets=["x", ["y", 5], None], foils=[7, "z", None])
+    assert [p.targets for p in step.prompts] == [("x",), ("y", 5), ()]
+    assert [p.foils for p in step.prompts] == [(7,), ("z",), ()]
+    assert repr(step) == "LoadPrompts(['a', 'b', 'c'], targets=['x', ['y', 5], None], foils=[7, 'z', None])"
+    assert LoadPrompts("a", targets="x").prompts[0].targets == ("x",)
+    kept = LoadPrompts([Prompt(text="a", targets=("x",))])
+    assert kept.prompts[0].targets == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (["x"], "There are 2 prompts and 1 targets: prompt 1 has none"),
+        (["x", "y", "z"], r"There are 2 prompts and 3 targets: targets\[2\] has no prompt"),
+        ("x", "must be a list with one entry for each of the 2 prompts"),
+        (["x", 1.5], r"targets\[1\] is 1.5: it must be a string"),
+        (["x", ""], r"targets\[1\] is ''"),
+        (["x", ["y", True]], r"targets\[1\] is \['y', True\]"),
+    ],
+)
+def test_what_is_refused(targets: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        LoadPrompts(["a", "b"], targets=targets)
+
+
+# Which tokens they become
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "continued"),
+    [
+        ("The capital of France is", "Paris", " Paris"),
+        ("The capital of France is", " Paris", " Paris"),
+        ("one, two,", "three", " three"),
+        ("7 + 5 =", "12", " 12"),
+        ("He said", ",", ","),
+        ("print(", "x", "x"),
+        ('the opposite of "hot" is "', "cold", "cold"),
+        ('He said "no"', "and", " and"),
+        ("a line\n", "next", "next"),
+        ("法国的首都是", "巴黎", "巴黎"),
+        ("well-", "known", "known"),
+    ],
+)
+def test_the_space_in_front(text: str, target: str, continued: str) -> None:
+    tokenizer = bundled_tokenizer()
+    found = answers(Prompt(text=text, targets=(target,)), tokenizer)["targets"][0]
+    assert found.text == continued
+    assert tokenizer.decode(list(found.ids)) == continued
+    together = tokenizer(text + continued, add_special_tokens=False)["input_ids"]
+    assert tuple(together[-len(found.ids) :]) == found.ids
+
+
+@pytest.mark.parametrize("sentencepiece", [False, True])
+def test_other_tokenizers(sentencepiece: bool) -> None:
+    tokenizer = tiny_tokenizer(sentencepiece=sentencepiece)
+    found = answers(Prompt(text="The city", targets=("of",)), tokenizer)["targets"][0]
+    together = tokenizer("The city of", add_special_tokens=False)["input_ids"]
+    alone = tokenizer("The city", add_special_tokens=False)["input_ids"]
+    assert list(found.ids) == together[len(alone) :]
+    assert found.text == " of"
+
+
+def test_chats_and_token_ids() -> None:
+    tokenizer = bundled_tokenizer()
+    ids = tuple(tokenizer("The capital of France is")["input_ids"])
+    assert answers(Prompt(token_ids=ids, targets=("Paris", 7042)), tokenizer)["targets"][0].ids == (7042,)
+    chat = Prompt(messages=({"role": "user", "content": "The capital of France?"},), targets=("Paris",))
+    found = answers_of(chat, ids, tokenizer, len(tokenizer))["targets"][0]
+    assert found.text == "Paris"  # the template ends with a line break
+    assert tokenizer.decode(list(found.ids)) == "Paris"
+
+
+def test_several_tokens() -> None:
+    prompt = Prompt(text="The capital of Burkina Faso is", targets=("Ouagadougou",))
+    tokenizer = bundled_tokenizer()
+    found = answers(prompt, tokenizer)["targets"][0]
+    assert len(found.ids) > 1
+    assert "".join(found.pieces) == " Ouagadougou"
+    with pytest.raises(
+        InputError, match=r"target 'Ouagadougou' is \d+ tokens here, ' Ouagadougou' \(.* \+ .*\), where one is required"
+    ):
+        answers(prompt, tokenizer, "single")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"targets": ("Paris",), "foils": ("Paris",)}, "foil ' Paris' is the target itself"),
+        ({"targets": ("Paris",), "foils": (" Paris",)}, "foil ' Paris' is the target itself"),
+        ({"targets": ("Ouagadougou",), "foils": ("Ouaga",)}, "begins with the target's first token"),
+        ({"targets": (10**9,)}, "token id 1000000000 is outside the vocabulary"),
+        ({"targets": (-1,)}, "token id -1 is outside the vocabulary"),
+    ],
+)
+def test_answers_that_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        answers(Prompt(text="The capital of France is", **options), bundled_tokenizer())
+
+
+def test_an_answer_that_becomes_nothing() -> None:
+    class Silent:
+        def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+            return {"input_ids": [1] if "a" in text or "\n" in text else []}
+
+    with pytest.raises(InputError, match="target '~' becomes no token at all"):
+        answers_of(Prompt(text="a", targets=("~",)), [1], Silent(), 10)
+
+
+# Files
+
+
+RECORDS = [
+    {"prompt": "The capital of France is", "target": "Paris", "foil": "Rome", "kind": "city"},
+    {"prompt": "2 + 2 =", "target": ["4", "four"], "kind": "sum", "n": 3},
+]
+
+
+def test_files_with_fields(tmp_path: Path) -> None:
+    lines = tmp_path / "p.jsonl"
+    lines.write_text("\n".join(map(json.dumps, RECORDS)) + "\n\n", encoding="utf-8")
+    whole = tmp_path / "p.json"
+    whole.write_text(json.dumps(RECORDS), encoding="utf-8")
+    for path in (lines, whole):
+        first, second = LoadPrompts.from_file(path).prompts
+        assert (first.text, first.targets, first.foils, first.metadata) == (
+            *("The capital of France is", ("Paris",), ("Rome",)),
+            {"kind": "city"},
+        )
+        assert (second.targets, second.foils, second.metadata) == (("4", "four"), (), {"kind": "sum", "n": 3})
+    table = tmp_path / "p.csv"
+    table.write_text('question,answer,kind\n"One, two,",three,count\nHe is,here,\n', encoding="utf-8-sig")
+    prompts = read_prompt_file(table, fields={"prompt": "question", "target": "answer"})
+    assert [(p.text, p.targets, p.metadata["kind"]) for p in prompts] == [
+        ("One, two,", ("three",), "count"),
+        ("He is", ("here",), ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "p.jsonl",
+            '{"prompt": "a"}\n{"promt": "b", "kind": 1}',
+            r"p.jsonl, line 2: there is no field 'prompt'.*Fields found: 'promt', 'kind'. Did you mean 'promt'",
+        ),
+        ("p.jsonl", '{"prompt": "a"}\n{"prompt": }', "p.jsonl, line 2, column 12: no JSON"),
+        ("p.json", '[{"prompt": "a"},\n{"text" "b"}]', "p.json, line 2, column 9: no JSON"),
+        ("p.json", '{"prompt": "a"}', "must hold a list of records, not dict"),
+        ("p.json", "[]", "There are no prompts in"),
+        ("p.csv", "prompt,target\na,b,c\n", "p.csv, line 2: more values than there are columns"),
+        ("p.csv", "q,a\nx,y\n", "p.csv, line 2: there is no field 'prompt'.*Fields found: 'q', 'a'"),
+        ("p.jsonl", '{"prompt": "a", "target": 1.5}', "p.jsonl, line 1: target"),
+        ("p.jsonl", "[1.5]", "p.jsonl, line 1: a record is an object"),
+    ],
+)
+def test_files_that_are_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        read_prompt_file(tmp_path / name)
+
+
+def test_the_facts() -> None:
+    facts = shipped_prompts("facts")
+    assert len(facts) >= 200
+    assert len(set(facts.texts)) == len(facts)
+    assert {p.metadata["category"] for p in facts} >= {"capitals", "opposites", "weekdays", "arithmetic", "grammar"}
+    tokenizer = bundled_tokenizer()
+    for prompt in facts:
+        found = answers(prompt, tokenizer, "single")  # each answer is one token
+        assert found["targets"]
+        assert found["foils"]
+    with pytest.raises(InputError, match="There is no data set 'fact'. Did you mean 'facts'"):
+        LoadPrompts.from_dataset("fact")
