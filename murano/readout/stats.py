@@ -46,8 +46,8 @@ def margin(logits: Float[Tensor, "*row vocab"]) -> Float[Tensor, "*row"]:
 
 def entropy(logits: Float[Tensor, "*row vocab"]) -> Float[Tensor, "*row"]:
     """``-sum p log p`` in nats (Shannon 1948): 0 when one token is certain, ``log(vocab)`` when all are equally likely."""
-    terms: Tensor = torch.special.entr(logits.float().softmax(-1))
-    return terms.sum(-1)
+    log_p = log_softmax(logits)
+    return -torch.where(log_p == -torch.inf, 0.0, log_p.exp() * log_p).sum(-1)
 
 
 def kl_divergence(logits: Float[Tensor, "*row vocab"], reference: Float[Tensor, "*row vocab"]) -> Float[Tensor, "*row"]:

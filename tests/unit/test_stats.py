@@ -70,7 +70,7 @@ def test_divergences(x: Tensor, seed: int, scale: float) -> None:
 
 def test_known_values() -> None:
     uniform = torch.full((1, 1000), 3.0)
-    assert float(stats.entropy(uniform)) == pytest.approx(math.log(1000), abs=1e-6)
+    assert float(stats.entropy(uniform)) == pytest.approx(math.log(1000), abs=3e-6)
     assert float(stats.margin(uniform)) == 0.0
     x = torch.tensor([[0.0, math.log(3.0)]])  # probabilities 1/4 and 3/4
     assert float(stats.entropy(x)) == pytest.approx(-(0.25 * math.log(0.25) + 0.75 * math.log(0.75)))
