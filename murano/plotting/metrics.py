@@ -38,7 +38,6 @@ class MetricCurves:
         log: whether it is logarithmic.
         limits: of the vertical axis, where they are known.
         title: of the figure.
-        steps: whether values hold until the next layer.
     """
 
     groups: list[str]
@@ -51,11 +50,10 @@ class MetricCurves:
     log: bool = False
     limits: tuple[float, float] | None = None
     title: str = ""
-    steps: bool = False
 
     def size(self) -> Size:
         """How large a figure has to be for all of it to be read."""
-        widest = max(fonts.width(fonts.label(text, 28)) for text in self.groups) if len(self.groups) > 1 else 0
+        widest = max(fonts.width(fonts.drawable(text)) for text in self.groups) if len(self.groups) > 1 else 0
         return Size(
             width=min(max(0.2 * len(self.layers), 3.4), 6.5),
             height=max(2.7, 0.2 * len(self.groups)),
@@ -74,17 +72,15 @@ class MetricCurves:
         for group in range(len(self.groups)):
             colour = COLOURS[group % len(COLOURS)]
             dash = ("-", "--", ":")[group // len(COLOURS) % 3]
-            how = {"drawstyle": "steps-post"} if self.steps else {}
             lines += ax.plot(
                 depth,
                 self.mean[group],
                 color=colour,
                 linestyle=dash,
-                marker=MARKERS[group % len(MARKERS)] if len(depth) <= 40 and not self.steps else "",
+                marker=MARKERS[group % len(MARKERS)] if len(depth) <= 40 else "",
                 markersize=3.2,
                 linewidth=1.5,
                 zorder=3,
-                **how,
             )
             if self.low is not None:
                 ax.fill_between(
@@ -105,10 +101,10 @@ class MetricCurves:
         ax.set_xlabel(self.layer_title, fontsize=8)
         ax.set_ylabel(self.unit, fontsize=8)
         if len(self.groups) > 1:
-            texts = [fonts.label(text, 28) for text in self.groups]
+            texts = [fonts.drawable(text) for text in self.groups]
             # Not the texts themselves: matplotlib would drop one that begins with "_".
             numbers = [str(i) for i in range(len(texts))]
-            place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.02), "borderaxespad": 0, "handlelength": 2.2}
+            place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.02), "borderaxespad": 0, "handlelength": 2.2}
             legend = ax.legend(lines, numbers, fontsize=8, frameon=False, **place)
             for drawn, text in zip(legend.get_texts(), texts, strict=True):
                 drawn.set(text=text, parse_math=False, usetex=False, family=fonts.families([text]))
@@ -215,5 +211,4 @@ def decided_curves(table: MetricTable, *, by: str | None = None) -> MetricCurves
         unit="share of prompts decided",
         limits=(0, 1),
         title=f"{table.name}: {table.how.split(',')[0]}",
-        steps=True,
     )

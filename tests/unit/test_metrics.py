@@ -228,3 +228,39 @@ def test_steps() -> None:
         Commitment(treshold=0.3)
     with pytest.raises(Exception, match=r"reads 'logit_lens', which no step before it writes. Add LogitLens"):
         Pipeline([TokenProb()]).validate()
+
+
+def test_curves() -> None:
+    from murano.plotting.metrics import decided_curves, metric_curves, plot_decided, plot_metric
+
+    lens = lens_of(RISE, RANKS, TOP, foil_probs=[[0.1] * 5] * 3)
+    curves = metric_curves(metrics.token_prob(lens))
+    assert curves.mean[0].tolist() == pytest.approx([0.15, 0.15, 0.15, 0.65, 0.6])
+    assert curves.groups == ["all (n=2)"]
+    assert (curves.unit, curves.log, curves.limits) == ("probability of the target", False, (0, 1))
+    ranks = metric_curves(metrics.rank(lens))
+    assert ranks.mean[0].tolist() == pytest.approx([5.5, 3, 2.5, 1, 1.5])  # counted from 1: the axis is logarithmic
+    assert ranks.log
+    grouped = metric_curves(metrics.match(lens), by="kind")
+    assert grouped.groups == ["even (n=1)", "odd (n=1)"]
+    shares = decided_curves(metrics.prediction_depth(lens, of="target"))
+    assert shares.mean[0].tolist() == pytest.approx([0, 0, 0, 1 / 3, 1 / 3])
+    ax = plot_metric(metrics.rank(lens), by="kind")
+    assert ax.get_yscale() == "log"
+    assert [t.get_text() for t in ax.get_legend().get_texts()] == ["even (n=1)", "odd (n=1)"]  # type: ignore[union-attr]
+    assert ax.lines[1].get_ydata().tolist() == [1, 2, 3, 1, 2]  # type: ignore[union-attr]
+    assert plot_decided(metrics.commitment(lens)).get_ylabel() == "share of prompts decided"
+    with pytest.raises(InputError, match="commitment has depth, area.*plot_decided"):
+        plot_metric(metrics.commitment(lens))
+    with pytest.raises(InputError, match="Only a table of depths"):
+        plot_decided(metrics.match(lens))
+
+
+def test_plot_draws_tables(tmp_path: Path) -> None:
+    from murano.steps import Plot
+
+    lens = lens_of(RISE, RANKS, TOP)
+    results = Results({"token_prob": metrics.token_prob(lens), "commitment": metrics.commitment(lens)})
+    files = Plot(tmp_path, by="kind")(results)["plots"]
+    assert [Path(f).name for f in files] == ["token_prob.png", "commitment.png"]
+    assert all(Path(f).stat().st_size > 5000 for f in files)
