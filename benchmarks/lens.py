@@ -232,6 +232,15 @@ def chosen_product(model: Any) -> str:
     return f"{choice.name} (GFLOP/s on the unembedding: {speeds})"
 
 
+def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Results of several runs as one: a case that was measured twice is taken from the later run."""
+    cases = {(c["prompts"], c["tokens"], c["positions"]): c for part in parts for c in part["cases"]}
+    alike = [{k: v for k, v in part["machine"].items() if k not in ("time", "commit")} for part in parts]
+    if any(machine != alike[0] for machine in alike):
+        raise SystemExit("These results are from different machines or versions.")
+    return {**parts[-1], "cases": [cases[key] for key in sorted(cases, key=lambda k: (k[0] * k[1], k[2]))]}
+
+
 def main() -> None:
     """Measure everything and write it down."""
     if sys.argv[1:2] == ["--memory-of"]:
@@ -247,7 +256,14 @@ def main() -> None:
     parser.add_argument(
         "--peers", type=Path, help="where benchmarks/peers.sh made environments; MURANO_PEERS otherwise"
     )
+    parser.add_argument(
+        "--join", type=Path, nargs="+", metavar="JSON", help="measure nothing: write the tables of these results as one"
+    )
     asked = parser.parse_args()
+    if asked.join:
+        data = joined([json.loads(file.read_text(encoding="utf-8")) for file in asked.join])
+        common.Output("lens", asked.out, keep=True).write(data, table_of(data), draw)
+        return
     if asked.rounds < 1:
         parser.error("--rounds must be at least 1")
     if asked.quick:

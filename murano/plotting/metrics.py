@@ -104,7 +104,12 @@ class MetricCurves:
             texts = [fonts.drawable(text) for text in self.groups]
             # Not the texts themselves: matplotlib would drop one that begins with "_".
             numbers = [str(i) for i in range(len(texts))]
-            place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.02), "borderaxespad": 0, "handlelength": 2.2}
+            place: dict[str, Any] = {
+                "loc": "upper left",
+                "bbox_to_anchor": (1.01, 1.02),
+                "borderaxespad": 0,
+                "handlelength": 2.2,
+            }
             legend = ax.legend(lines, numbers, fontsize=8, frameon=False, **place)
             for drawn, text in zip(legend.get_texts(), texts, strict=True):
                 drawn.set(text=text, parse_math=False, usetex=False, family=fonts.families([text]))
