@@ -17,6 +17,7 @@ from support.tiny_models import tiny_model
 from support.tiny_tokenizer import tiny_tokenizer
 
 from murano import __version__, load_run, logit_lens
+from murano.artifacts.run import save_run
 from murano.cli import main, parser
 from murano.cli.outputs import figure_file, run_folder
 from murano.cli.ranges import parse_layers, parse_positions
@@ -315,11 +316,34 @@ def test_places_that_can_not_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_run_folder_keeps_what_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.chdir(tmp_path)
     assert run_folder("run") == (Path("."), "run")
     assert run_folder("runs/one/") == (Path("runs"), "one")
+    save_run({"score": 1}, tmp_path, "here")
+    monkeypatch.chdir(tmp_path / "here")
     assert run_folder(".") == (tmp_path, "here")
+
+
+@pytest.mark.usefixtures("no_model")
+def test_a_folder_of_something_else_is_not_written_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my docs/run").mkdir(parents=True)
+    (tmp_path / "my docs/manifest.json").write_text("{}")  # of a browser extension, say
+    (tmp_path / "empty").mkdir()
+    save_run({"score": 1}, tmp_path, "earlier")
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["lens", "x", "--save", "my docs"]) == 2
+    assert capsys.readouterr().err == (
+        "murano: error: --save 'my docs' is a folder of something else, and a run has one of its own. "
+        "Write: --save 'my docs/run-2'\n"
+    )
+    with pytest.raises(InputError, match="Write: --save run$"):
+        run_folder(".")
+    for name in ("empty", "earlier", "new", "my docs/run"):
+        assert run_folder(name)[1] == Path(name).name
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
