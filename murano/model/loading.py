@@ -16,6 +16,9 @@ from murano.errors import InputError, MissingExtraError, ModelError, nearest
 from murano.model.bundled import NAME as BUNDLED
 from murano.model.bundled import bundled_folder
 
+#: Seconds in which the hub must say whether it has a model.
+HUB_TIMEOUT = 5.0
+
 
 @dataclass(frozen=True)
 class Source:
@@ -101,7 +104,49 @@ def _on_hub(model_id: str, revision: str | None, trust_remote_code: bool) -> Sou
         snapshot = Path(cached).parent
         if _weights_complete(snapshot):
             return replace(found, revision=revision or snapshot.name, local=True)
+    else:
+        _ask_hub(found)
     return found
+
+
+def _ask_hub(source: Source) -> None:
+    """Ask the hub once whether it has a model: transformers would try for half a minute, and log each attempt.
+
+    Raises:
+        ModelError: it has none, or can't be reached.
+    """
+    from huggingface_hub import errors as hub
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    try:
+        get_hf_file_metadata(hf_hub_url(source.location, "config.json", revision=source.revision), timeout=HUB_TIMEOUT)
+    except hub.GatedRepoError:
+        reason = "it is gated, so accept its terms on its page and log in with 'hf auth login'."
+    except hub.RepositoryNotFoundError:
+        reason = "the hub has no model of that name, or a private one."
+    except hub.RevisionNotFoundError:
+        reason = f"it has no revision {source.revision!r} there."
+    except hub.EntryNotFoundError:
+        reason = "it has no config.json there."
+    except hub.HfHubHTTPError:
+        return  # the hub is busy: transformers waits and tries again
+    except Exception as error:  # the hub and what it stands on each raise kinds of their own
+        reason = _first_line(error)
+    else:
+        return
+    raise _not_fetched(source, reason)
+
+
+def _not_fetched(source: Source, reason: str) -> ModelError:
+    from huggingface_hub import constants
+
+    folders = Path(constants.HF_HUB_CACHE).glob("models--*")
+    cached = [folder.name.removeprefix("models--").replace("--", "/") for folder in folders]
+    return ModelError(
+        f"{source.model_id!r} is no folder here, is not in the hub's cache, and can't be fetched from the hub: "
+        f"{reason.rstrip('.')}. Check the name and the connection, or give the folder of a downloaded model."
+        f"{nearest(source.model_id, cached)}"
+    )
 
 
 def _weights_complete(folder: Path) -> bool:
@@ -221,10 +266,7 @@ def _from_hub(load: Any, source: Source, what: str, **options: Any) -> Any:
             raise ModelError(
                 f"The {what} of {source.model_id!r} can't be loaded: {_first_line(error)}{hint}"
             ) from error
-        raise ModelError(
-            f"{source.model_id!r} is no folder here, is not in the hub's cache, and can't be fetched from the hub: "
-            f"{_first_line(error)} Check the name and the connection, or give the folder of a downloaded model."
-        ) from error
+        raise _not_fetched(source, _first_line(error)) from error
 
 
 def _reached(error: BaseException) -> bool:
