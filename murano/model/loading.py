@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,6 @@ import torch
 from torch import nn
 
 from murano.errors import InputError, MissingExtraError, ModelError, nearest
-from murano.model.bundled import NAME as BUNDLED
 from murano.model.bundled import bundled_folder
 
 #: Seconds in which the hub must say whether it has a model.
@@ -229,23 +229,30 @@ def load_weights(source: Source, config: Any, dtype: torch.dtype | None, device_
         options["config"] = config
     if device_map is not None:
         options["device_map"] = device_map
-    with quiet_bars() if source.model_id == BUNDLED else contextlib.nullcontext():
+    with quiet_bars() if source.local else contextlib.nullcontext():
         model: nn.Module = _from_hub(AutoModelForCausalLM.from_pretrained, source, "weights", **options)
     return model.eval().requires_grad_(False)
 
 
 @contextlib.contextmanager
 def quiet_bars() -> Iterator[None]:
-    """Without transformers' progress bars: for loads that take a second."""
+    """Without transformers' progress bars: for weights that are on this machine, which mostly takes a second."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
     from transformers.utils import logging as bars
 
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
+    shown, hub_silent = bars.is_progress_bar_enabled(), are_progress_bars_disabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that an environment variable has the last word on the hub's bars
+        bars.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
-            bars.enable_progress_bar()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if shown:
+                bars.enable_progress_bar()  # the hub's as well
+            if hub_silent:
+                disable_progress_bars()
 
 
 def _from_hub(load: Any, source: Source, what: str, **options: Any) -> Any:
