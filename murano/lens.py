@@ -59,8 +59,8 @@ def logit_lens(
     Args:
         model: the model.
         prompts: a string, or a list of strings, chats, token-id lists or :class:`~murano.Prompt` objects.
-        layers: ``"all"``, an int, a range, an address or a list of these, in the order wanted; negative ints count from the last
-            layer, ``"embeddings"`` is the row before block 0.
+        layers: ``"all"``, an int, a range or slice, an address or a list of these, in the order wanted; negative ints count from
+            the last layer, ``"embeddings"`` is the row before block 0. A string may hold several: ``"embeddings,0-5"``.
         positions: ``"all"``, ``"last"``, or token indices; negative ones count from each prompt's end.
         top_k: how many tokens to keep of each distribution.
         keep: ``"residuals"`` keeps the residuals too, so that any other question can be asked of them later.

@@ -67,12 +67,13 @@ def add_to(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check the arguments, read the model, write what was asked for."""
     from murano.cli.outputs import figure_file, run_folder
-    from murano.cli.ranges import parse_layers, parse_positions
+    from murano.readout.request import parse_layers, parse_positions
 
     prompts = _prompts(args)
-    layers = parse_layers(args.layers) if args.layers != "all" else "all"
+    parse_layers(args.layers)
     only_last = args.positions is None
-    positions = parse_positions("last" if only_last else args.positions)
+    positions = "last" if only_last else args.positions
+    parse_positions(positions)
     if args.top_k < 1:
         raise InputError(f"--top-k {args.top_k} is too few: 1 keeps the predicted token alone.")
     figure = figure_file(args.plot) if args.plot is not None else None
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     from murano.steps import LoadPrompts, LogitLens, Save
 
     model = find_model(args.model, dtype=args.dtype, device_map=args.device_map)
-    results = Pipeline([LoadPrompts(prompts), LogitLens(model, layers, positions, args.top_k)]).run()
+    results = Pipeline([LoadPrompts(prompts), LogitLens(model, args.layers, positions, args.top_k)]).run()
     lens = results[keys.LOGIT_LENS]
     print(as_json(lens, prompts, only_last) if args.json else as_tables(lens, prompts, only_last), flush=True)
     if figure or saved:

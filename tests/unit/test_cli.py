@@ -20,7 +20,6 @@ from murano import __version__, load_run, logit_lens
 from murano.artifacts.run import save_run
 from murano.cli import main, parser
 from murano.cli.outputs import figure_file, run_folder
-from murano.cli.ranges import parse_layers, parse_positions
 from murano.errors import ArtifactError, InputError, MissingExtraError
 from murano.model import MuranoModel
 
@@ -62,56 +61,7 @@ def murano(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False, **options)
 
 
-# Layers and positions as they are typed
-
-
-@pytest.mark.parametrize(
-    ("text", "layers"),
-    [
-        ("3", [3]),
-        ("-1", [-1]),
-        ("0,3,-1", [0, 3, -1]),
-        ("0-5", [range(6)]),
-        ("0:12:2", [range(0, 12, 2)]),
-        (":4", [range(4)]),
-        ("4:", [slice(4, None)]),
-        ("-4:", [slice(-4, None)]),
-        ("::2", [slice(None, None, 2)]),
-        ("::-1", [slice(None, None, -1)]),
-        ("embeddings, all", ["embeddings", "all"]),
-        ("L3.resid_pre,resid_mid.2,block_output[1]", ["L3.resid_pre", "resid_mid.2", "block_output[1]"]),
-    ],
-)
-def test_layers(text: str, layers: list[Any]) -> None:
-    assert parse_layers(text) == layers
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("foo", "'foo'"),
-        ("", "''"),
-        ("0,,1", "''"),
-        ("5-2", "2-5"),
-        ("4:4", "'4:4' is empty"),
-        ("0:4:0", "step"),
-        ("3!", "'3!'"),
-        ("L3.attn_out", "L3.attn_out"),
-        ("logits", "'logits'"),
-    ],
-)
-def test_layers_that_are_none(text: str, named: str) -> None:
-    with pytest.raises(InputError) as caught:
-        parse_layers(text)
-    assert named in str(caught.value)
-
-
-def test_positions() -> None:
-    assert parse_positions("all") == "all"
-    assert parse_positions("last") == "last"
-    assert parse_positions("0,-1") == [0, -1]
-    with pytest.raises(InputError, match="'first'"):
-        parse_positions("first")
+# murano lens
 
 
 @pytest.mark.parametrize("option", ["--layers", "--positions"])
@@ -122,9 +72,6 @@ def test_a_list_that_begins_with_a_minus(option: str, folder: str, capsys: pytes
         assert [layer["address"] for layer in position[0]["layers"]] == ["L2.resid_post", "L0.resid_post"]
     else:
         assert [p["position"] for p in position] == [4, 0]
-
-
-# murano lens
 
 
 def test_a_table_per_prompt(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
