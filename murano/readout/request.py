@@ -72,7 +72,7 @@ def parse_positions(positions: Any) -> tuple[int, ...] | None:
             count from a prompt's end.
 
     Raises:
-        InputError: anything else, or no position at all.
+        InputError: anything else, no position at all, or one named twice.
     """
     if isinstance(positions, str):
         if positions in ("all", "last"):
@@ -90,6 +90,9 @@ def parse_positions(positions: Any) -> tuple[int, ...] | None:
         ) from None
     if not found:
         raise InputError("positions is empty: use 'all', 'last', or token indices such as [0, -1].")
+    twice = [p for i, p in enumerate(found) if p in found[:i]]
+    if twice:
+        raise InputError(f"Position {twice[0]} is named twice in positions={positions!r}.")
     return found
 
 

@@ -102,3 +102,9 @@ def test_positions() -> None:
             InputError, match=f"positions='{positions}' is unknown. Use 'all', 'last', or token indices"
         ):
             parse_positions(positions)
+
+
+@pytest.mark.parametrize(("positions", "named"), [([0, 0], 0), ((1, -1, 2, -1), -1), ("3,3", 3)])
+def test_a_position_named_twice(positions: Any, named: int) -> None:
+    with pytest.raises(InputError, match=f"Position {named} is named twice in positions="):
+        parse_positions(positions)
