@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +83,13 @@ def as_prompts(source: Any, *, chat: bool = False) -> PromptBatch:
     """
     if isinstance(source, PromptBatch):
         return source
+    if isinstance(source, (str, Path)) and is_prompt_file(source):
+        raise InputError(
+            f"{str(source)!r} is a file, and would be read as a prompt. Did you mean LoadPrompts.from_file({str(source)!r})?"
+        )
+    if isinstance(source, Mapping):  # iterating over it would give its keys
+        hint = "[messages]" if "role" in source else "list(prompts.values())"
+        raise InputError(f"Prompts must be a list of strings, not a {type(source).__name__}: give {hint}.")
     if isinstance(source, (str, Prompt)) or (chat and _is_chat(source)):
         source = [source]
     elif not isinstance(source, Sequence):
@@ -110,6 +118,11 @@ def read_prompt_file(path: str | Path) -> PromptBatch:
     if not prompts:
         raise InputError(f"There are no prompts in {str(path)!r}: it should hold one prompt to a line.")
     return as_prompts(prompts)
+
+
+def is_prompt_file(text: str | Path) -> bool:
+    """Whether a text is the name of a file that may well hold prompts."""
+    return str(text).endswith((".txt", ".jsonl", ".csv", ".json")) and os.path.isfile(text)
 
 
 def _is_chat(item: Any) -> bool:

@@ -102,8 +102,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prompts(args: argparse.Namespace) -> PromptBatch:
-    from murano.prompts import as_prompts, read_prompt_file
+    from murano.prompts import as_prompts, is_prompt_file, read_prompt_file
 
+    for prompt in filter(is_prompt_file, args.prompts):
+        raise InputError(f"{prompt!r} is a file, and would be read as a prompt. Did you mean --file {prompt}?")
     given = [*args.prompts, *(read_prompt_file(args.file) if args.file is not None else [])]
     if not given:
         raise InputError('There are no prompts. Give one: murano lens "The capital of France is"')

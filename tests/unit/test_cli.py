@@ -101,6 +101,14 @@ def test_prompts_from_a_file(folder: str, tmp_path: Path, capsys: pytest.Capture
     assert [prompt["prompt"] for prompt in shown["prompts"]] == ["The city", PROMPTS[1], PROMPTS[0]]
 
 
+@pytest.mark.usefixtures("no_model")
+def test_a_file_without_its_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.txt").write_text(PROMPTS[0])
+    assert main(["lens", "prompts.txt"]) == 2
+    assert capsys.readouterr().err.endswith("would be read as a prompt. Did you mean --file prompts.txt?\n")
+
+
 def test_json(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lens", *PROMPTS, "--model", folder, "--top-k", "3", "--json", "--layers", "embeddings,all"]) == 0
     shown = strict(capsys.readouterr().out)

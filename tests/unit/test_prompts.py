@@ -64,6 +64,25 @@ def test_what_is_refused(source: Any, message: str) -> None:
         LoadPrompts(source)
 
 
+def test_a_dict_is_no_list_of_prompts() -> None:
+    with pytest.raises(InputError, match=r"not a dict: give list\(prompts.values\(\)\)."):
+        LoadPrompts({"a": "The city"})
+    with pytest.raises(InputError, match=r"not a dict: give \[messages\]."):
+        LoadPrompts(CHAT[0])
+    assert LoadPrompts({"a": "The city"}.values())()["prompts"].texts == ["The city"]
+
+
+@pytest.mark.parametrize("name", ["prompts.txt", "prompts.jsonl", "prompts.csv", "prompts.json"])
+def test_the_name_of_a_file_is_no_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert LoadPrompts(name)()["prompts"].texts == [name]  # there is no such file
+    (tmp_path / name).write_text("The city\n")
+    for source in (name, Path(name)):
+        with pytest.raises(InputError, match=rf"Did you mean LoadPrompts.from_file\('{name}'\)\?"):
+            LoadPrompts(source)
+    assert as_prompts([name, "The city"]).texts == [name, "The city"]  # who writes a list means it
+
+
 def test_chat() -> None:
     assert list(as_prompts("The city", chat=True)) == [Prompt(messages=tuple(CHAT))]
     assert list(as_prompts(CHAT, chat=True)) == [Prompt(messages=tuple(CHAT))]
