@@ -20,7 +20,7 @@ class StepRecord:
     """What one step did: kept with the results and written into a saved run.
 
     Args:
-        name: the step's class.
+        name: the step's class, or the function that it is made of.
         call: the step as it was written, ``LogitLens(model, top_k=5)``.
         seconds: how long it ran.
         wrote: the keys it wrote.

@@ -14,7 +14,7 @@ from typing import Any
 
 from murano.errors import ArtifactError
 from murano.results import Results, StepRecord
-from murano.steps.base import Step
+from murano.steps.base import Step, step_name
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Resume:
 
     def run(self, step: Step, results: Results) -> Results:
         """Take a step's outputs from the earlier run if nothing that they depend on has changed; else run it."""
-        name, mark = type(step).__name__, ""
+        name, mark = step_name(step), ""
         if step.resumable:
             mark = step_fingerprint(step, results)
             why, found = self._find(step, mark)
@@ -102,7 +102,7 @@ class Resume:
             from murano.artifacts.run import load_run
 
             return "it had finished when the run was stopped.", load_run(kept)
-        same = [r for r in self.earlier.history if r.name == type(step).__name__]
+        same = [r for r in self.earlier.history if r.name == step_name(step)]
         if same:
             return "its inputs, its arguments or a version have changed since it was saved.", {}
         return "it has not run yet.", {}

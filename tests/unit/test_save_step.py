@@ -42,7 +42,7 @@ def test_save_in_a_pipeline(tmp_path: Path) -> None:
     results = pipeline.run()
     run = load_run(results[keys.OUTPUT_DIR])
     assert run["score"] == 0.5
-    assert [record.name for record in run.history] == ["FunctionStep"]
+    assert [record.name for record in run.history] == ["score"]
 
 
 def test_a_cell_can_be_run_again(tmp_path: Path) -> None:
