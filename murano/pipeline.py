@@ -103,6 +103,10 @@ class Pipeline:
 
         Returns:
             The results, with everything the steps wrote.
+
+        Raises:
+            PipelineError: a step reads what no earlier step writes, or reads it as another type.
+            InputError: a step's own arguments can't be right, or ``resume`` is no folder.
         """
         results = Results() if results is None else results
         if not isinstance(results, Results):

@@ -26,6 +26,7 @@ class StepRecord:
         wrote: the keys it wrote.
         fingerprint: what its outputs depend on, as one SHA-256; empty where nobody asked.
         skipped: whether its outputs were taken from an earlier run.
+        depends: what the fingerprint is made of: a digest of each argument and input, and versions.
     """
 
     name: str
@@ -34,6 +35,7 @@ class StepRecord:
     wrote: tuple[str, ...] = field(default=())
     fingerprint: str = ""
     skipped: bool = False
+    depends: Mapping[str, str] = field(default_factory=dict)
 
 
 class Results(dict[str, Any]):
