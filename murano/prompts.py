@@ -112,8 +112,10 @@ def read_prompt_file(path: str | Path) -> PromptBatch:
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"Can't read prompts from {str(path)!r}: {error}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"Can't read prompts from {str(path)!r}: it isn't a text file in UTF-8.") from None
+    except OSError as error:
+        raise InputError(f"Can't read prompts from {str(path)!r}: {error.strerror or error}.") from None
     prompts = [line for line in lines if line.strip()]
     if not prompts:
         raise InputError(f"There are no prompts in {str(path)!r}: it should hold one prompt to a line.")
@@ -132,11 +134,11 @@ def _is_chat(item: Any) -> bool:
 def _as_prompt(item: Any, index: int, chat: bool) -> Prompt:
     if isinstance(item, Prompt):
         if not (item.text.strip() or item.messages or item.token_ids):
-            raise InputError(f"Prompt {index} is empty.")
+            raise InputError(f"Prompt {index} {'holds only whitespace' if item.text else 'is empty'}.")
         return item
     if isinstance(item, str):
         if not item.strip():
-            raise InputError(f"Prompt {index} is empty: {item!r}.")
+            raise InputError(f"Prompt {index} {'holds only whitespace' if item else 'is empty'}: {item!r:.80}.")
         try:
             item.encode()
         except UnicodeEncodeError as error:

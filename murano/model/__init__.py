@@ -18,7 +18,15 @@ from murano.errors import InputError, ModelError
 from murano.model import batching, residuals
 from murano.model.anatomy import Anatomy, embedding_device, find_anatomy, text_config
 from murano.model.captured import Captured
-from murano.model.loading import Source, find_source, load_config, load_tokenizer, load_weights, parse_dtype
+from murano.model.loading import (
+    Source,
+    check_devices,
+    find_source,
+    load_config,
+    load_tokenizer,
+    load_weights,
+    parse_dtype,
+)
 from murano.model.product import Choice, choose
 from murano.model.proof import ReadoutProof, prove
 from murano.model.tail import Replay, ShortPath, Tail
@@ -73,6 +81,7 @@ class MuranoModel:
     ) -> None:
         self.source = source
         self.dtype_asked = parse_dtype(dtype)
+        check_devices(device_map)
         self.device_map = device_map
         self._source: Source | None = None
         self._held: nn.Module | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,10 @@ def find_source(source: str | Path | None, revision: str | None, trust_remote_co
         folder, name = bundled_folder()
         return Source(name, str(folder))
     text = str(source)
+    if not text.strip():
+        raise ModelError(
+            f"{text!r} names no model. Give a folder, a .gguf file or a hub id, or leave it out for the bundled model."
+        )
     path = Path(text).expanduser()
     if path.is_file():
         if path.suffix.lower() != ".gguf":
@@ -176,6 +180,29 @@ def parse_dtype(dtype: Any) -> torch.dtype | None:
             f"{dtype!r} is no dtype. Use torch.float32, torch.bfloat16 or torch.float16, or 'float32' and so on."
         )
     return found
+
+
+def check_devices(device_map: Any) -> None:
+    """Refuse a device that is not there, before anything loads.
+
+    Raises:
+        InputError: naming it.
+    """
+    for place in device_map.values() if isinstance(device_map, Mapping) else [device_map]:
+        if place is None or place in ("auto", "balanced", "balanced_low_0", "sequential", "disk"):
+            continue
+        try:
+            device = torch.device(place)
+        except (RuntimeError, TypeError):
+            raise InputError(
+                f"device_map={device_map!r}: {place!r} is no device. Use 'auto', 'cpu', 'cuda' or 'cuda:1'."
+            ) from None
+        n_devices = torch.cuda.device_count()
+        if device.type == "cuda" and (device.index or 0) >= n_devices:
+            raise InputError(
+                f"device_map={device_map!r}: torch finds {n_devices or 'no'} CUDA devices on this machine. "
+                "Without device_map the weights go to the CPU."
+            )
 
 
 def load_config(source: Source) -> Any:

@@ -193,7 +193,7 @@ def test_quiet(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["lns"], "'lns'"),
         (["lens"], "no prompts"),
         (["lens", ""], "Prompt 0 is empty"),
-        (["lens", "x", "  "], "Prompt 1 is empty"),
+        (["lens", "x", "  "], "Prompt 1 holds only whitespace"),
         (["lens", "\udcff"], "not UTF-8"),
         (["lens", "x", "--file", "nowhere.txt"], "nowhere.txt"),
         (["lens", "x", "--layers", "foo"], "'foo'"),

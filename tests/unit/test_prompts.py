@@ -44,7 +44,8 @@ def test_what_is_taken(source: Any, expected: list[Prompt]) -> None:
         ((), "There are no prompts"),
         ([""], "Prompt 0 is empty: ''"),
         ("", "Prompt 0 is empty"),
-        (["a", "  \n"], r"Prompt 1 is empty: '  \\n'"),
+        (["a", "  \n"], r"Prompt 1 holds only whitespace: '  \\n'"),
+        ([Prompt(text=" ")], "Prompt 0 holds only whitespace"),
         (["a", []], "Prompt 1 is empty"),
         ([Prompt()], "Prompt 0 is empty"),
         (["a", None], "Prompt 1 is a NoneType: None"),
@@ -109,10 +110,10 @@ def test_a_file_of_prompts(tmp_path: Path) -> None:
     path.write_text("\n \n", encoding="utf-8")
     with pytest.raises(InputError, match="There are no prompts in .*one prompt to a line"):
         read_prompt_file(path)
-    path.write_bytes(b"\xff\xfe\x00bad")
-    with pytest.raises(InputError, match="Can't read prompts from"):
+    path.write_bytes(b"\x89PNG\r\n\x1a\n")
+    with pytest.raises(InputError, match="Can't read prompts from '.*': it isn't a text file in UTF-8.$"):
         read_prompt_file(path)
-    with pytest.raises(InputError, match="Can't read prompts from"):
+    with pytest.raises(InputError, match="Can't read prompts from '[^']*missing.txt': No such file or directory.$"):
         read_prompt_file(tmp_path / "missing.txt")
     with pytest.raises(InputError, match="Can't read prompts from"):
         read_prompt_file(tmp_path)

@@ -72,6 +72,15 @@ def test_the_step_reads_back() -> None:
     assert repr(Save("out", run_name="a", model_id="m")) == "Save('out', run_name='a', model_id='m')"
 
 
+@pytest.mark.parametrize("name", ["", ".hidden", "a//b", "x" * 201])
+def test_an_unusable_name_is_refused_before_the_first_step_runs(tmp_path: Path, name: str) -> None:
+    ran = []
+    count = step(writes=["number"])(lambda: ran.append(1))
+    with pytest.raises(ArtifactError, match="run_name"):
+        Pipeline([count, Save(tmp_path, run_name=name)]).run()
+    assert not ran
+
+
 def test_an_unwritable_folder_is_refused_before_the_first_step_runs() -> None:
     """Linux's /proc takes no folder, not even from root."""
     ran = []
