@@ -8,6 +8,7 @@ they differ where a family scales or soft-caps its logits.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -168,6 +169,18 @@ def _not_an_address(value: object) -> str:
         f"{value!r} is not a layer or an address. Write 3, -1, 'L3.resid_post', (3, 'resid_post'), "
         "'resid_post.3', 'block_output[3]' or 'embeddings'."
     )
+
+
+def is_one(value: Any) -> bool:
+    """Whether a value is meant as one address: ``(3, "resid_pre")`` is, ``(3, "embeddings")`` and ``[3]`` are several."""
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], str):
+        of_a_layer = _SYNONYMS.get(value[1], value[1]) in (*STREAM, *WRITTEN)
+        return value[0] is None or (of_a_layer and not isinstance(value[0], str))
+    try:
+        operator.index(value)
+    except TypeError:  # having __index__ says nothing: arrays have it, too
+        return isinstance(value, (str, Address))
+    return True
 
 
 def lens_address(value: Any) -> Address:

@@ -18,6 +18,10 @@ class InputError(MuranoError, ValueError):
     """Something that was given can't be used: a prompt, a layer, a position, an option."""
 
 
+class MissingAddressError(InputError, KeyError):
+    """A place in a model that was asked for has not been read."""
+
+
 class MissingKeyError(MuranoError, KeyError):
     """A result that a step or a user asked for is not there."""
 

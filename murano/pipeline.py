@@ -11,7 +11,7 @@ from typing import Any
 from murano.errors import InputError, PipelineError, nearest
 from murano.keys import Key
 from murano.results import Results
-from murano.steps.base import Step
+from murano.steps.base import Step, step_name
 
 
 class Pipeline:
@@ -66,21 +66,21 @@ class Pipeline:
             for key in step.writes:
                 if str(key) in written and written[str(key)][1] != start:
                     warnings.warn(
-                        f"{str(key)!r} is written twice: by {written[str(key)][1]} and by {type(step).__name__} "
+                        f"{str(key)!r} is written twice: by {written[str(key)][1]} and by {step_name(step)} "
                         f"(step {index}). The later one replaces the earlier.",
                         stacklevel=3,
                     )
-                written[str(key)] = (key, f"{type(step).__name__} (step {index})")
+                written[str(key)] = (key, f"{step_name(step)} (step {index})")
         return list(written)
 
     def _check_read(
         self, index: int, step: Step, key: Key[Any], written: dict[str, tuple[Key[Any] | None, str]]
     ) -> None:
-        name = f"{type(step).__name__} (step {index})"
+        name = f"{step_name(step)} (step {index})"
         if str(key) not in written:
             later = [i for i in range(index + 1, len(self.steps)) if key in self.steps[i].writes]
             if later:
-                hint = f"{type(self.steps[later[0]]).__name__} (step {later[0]}) writes it: put that one first."
+                hint = f"{step_name(self.steps[later[0]])} (step {later[0]}) writes it: put that one first."
             elif key.written_by:
                 hint = f"Add {key.written_by}(…) before it."
             else:
@@ -103,6 +103,10 @@ class Pipeline:
 
         Returns:
             The results, with everything the steps wrote.
+
+        Raises:
+            PipelineError: a step reads what no earlier step writes, or reads it as another type.
+            InputError: a step's own arguments can't be right, or ``resume`` is no folder.
         """
         results = Results() if results is None else results
         if not isinstance(results, Results):
@@ -122,11 +126,11 @@ class Pipeline:
 
     def plan(self) -> str:
         """What :meth:`explain` prints, as a string."""
-        width = max((len(type(step).__name__) for step in self.steps), default=0)
+        width = max((len(step_name(step)) for step in self.steps), default=0)
         lines = [f"Pipeline of {len(self.steps)} step{'s' if len(self.steps) != 1 else ''}"]
         for index, step in enumerate(self.steps, start=1):
             flow = f"{', '.join(step.reads) or '—'} → {', '.join(step.writes) or '—'}"
-            lines.append(f"  {index}. {type(step).__name__:<{width}}  {flow}")
+            lines.append(f"  {index}. {step_name(step):<{width}}  {flow}")
             lines.extend(f"     {' ' * width} {line}" for line in step.describe().splitlines())
         return "\n".join(lines)
 

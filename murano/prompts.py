@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from murano.errors import InputError
@@ -92,6 +94,13 @@ def as_prompts(source: Any, *, chat: bool = False, targets: Any = None, foils: A
 def _as_batch(source: Any, chat: bool) -> PromptBatch:
     if isinstance(source, PromptBatch):
         return source
+    if isinstance(source, (str, Path)) and is_prompt_file(source):
+        raise InputError(
+            f"{str(source)!r} is a file, and would be read as a prompt. Did you mean LoadPrompts.from_file({str(source)!r})?"
+        )
+    if isinstance(source, Mapping):  # iterating over it would give its keys
+        hint = "[messages]" if "role" in source else "list(prompts.values())"
+        raise InputError(f"Prompts must be a list of strings, not a {type(source).__name__}: give {hint}.")
     if isinstance(source, (str, Prompt)) or (chat and _is_chat(source)):
         source = [source]
     elif not isinstance(source, Sequence):
@@ -143,6 +152,11 @@ def _with_answers(batch: PromptBatch, what: str, given: Any) -> PromptBatch:
     return PromptBatch([replace(p, targets=a) if what == "targets" else replace(p, foils=a) for p, a in pairs])
 
 
+def is_prompt_file(text: str | Path) -> bool:
+    """Whether a text is the name of a file that may well hold prompts."""
+    return str(text).endswith((".txt", ".jsonl", ".csv", ".json")) and os.path.isfile(text)
+
+
 def _is_chat(item: Any) -> bool:
     return isinstance(item, Sequence) and len(item) > 0 and all(isinstance(m, Mapping) and "role" in m for m in item)
 
@@ -150,11 +164,11 @@ def _is_chat(item: Any) -> bool:
 def _as_prompt(item: Any, index: int, chat: bool) -> Prompt:
     if isinstance(item, Prompt):
         if not (item.text.strip() or item.messages or item.token_ids):
-            raise InputError(f"Prompt {index} is empty.")
+            raise InputError(f"Prompt {index} {'holds only whitespace' if item.text else 'is empty'}.")
         return item
     if isinstance(item, str):
         if not item.strip():
-            raise InputError(f"Prompt {index} is empty: {item!r}.")
+            raise InputError(f"Prompt {index} {'holds only whitespace' if item else 'is empty'}: {item!r:.80}.")
         try:
             item.encode()
         except UnicodeEncodeError as error:

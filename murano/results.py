@@ -20,12 +20,13 @@ class StepRecord:
     """What one step did: kept with the results and written into a saved run.
 
     Args:
-        name: the step's class.
+        name: the step's class, or the function that it is made of.
         call: the step as it was written, ``LogitLens(model, top_k=5)``.
         seconds: how long it ran.
         wrote: the keys it wrote.
         fingerprint: what its outputs depend on, as one SHA-256; empty where nobody asked.
         skipped: whether its outputs were taken from an earlier run.
+        depends: what the fingerprint is made of: a digest of each argument and input, and versions.
     """
 
     name: str
@@ -34,6 +35,7 @@ class StepRecord:
     wrote: tuple[str, ...] = field(default=())
     fingerprint: str = ""
     skipped: bool = False
+    depends: Mapping[str, str] = field(default_factory=dict)
 
 
 class Results(dict[str, Any]):

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from murano.artifacts.run import load_run, verify_run
-from murano.artifacts.run_manifest import read_manifest
+from murano.artifacts.run_manifest import MANIFEST, read_manifest
+
+#: What the numbers of a proof say.
+_MEANING = {
+    "exact": "whether the logits that were read equal the model's own to the bit",
+    "max_difference": "between the two, of one logit",
+    "row_difference": "when rows are read one by one",
+    "padding_difference": "when tokens are appended",
+    "pads": "whether prompts of different lengths share a batch",
+    "scale": "the largest logit",
+}
 
 
 def show(path: str | os.PathLike[str], verify: bool = False) -> str:
@@ -23,18 +34,14 @@ def show(path: str | os.PathLike[str], verify: bool = False) -> str:
     assert run.folder is not None
     about, files = run.metadata, read_manifest(run.folder)
     model = {name: value for name, value in about["model"].items() if value is not None and name != "versions"}
-    size = sum(file["bytes"] for file in files.values())
+    size = sum(file["bytes"] for file in files.values()) + (run.folder / MANIFEST).stat().st_size
     lines = [
-        f"{os.fspath(path)}: saved {about['created']}, {len(files)} files, {_size(size)}",
+        f"{os.fspath(path)}: saved {about['created']}, {len(files) + 1} files, {_size(size)}",
         _line("model", ", ".join(_pair(name, value) for name, value in model.items()) or "not recorded"),
         _line("packages", ", ".join(f"{name} {version}" for name, version in about["packages"].items())),
         *([_line("git commit", about["git_commit"])] if about["git_commit"] else []),
         *(
-            _line(
-                "readout" if key == "logit_lens" else f"readout of {key}",
-                # The tokens it was proved on are in metadata.json: they would bury the rest.
-                ", ".join(_pair(*item) for item in proof.items() if item[0] != "prompts" and item[1] != ""),
-            )
+            _line("readout" if key == "logit_lens" else f"readout of {key}", _proof(proof))
             for key, proof in about["readout"].items()
         ),
         f"  steps, {about['seconds']:.1f} s in all",
@@ -54,12 +61,20 @@ def show(path: str | os.PathLike[str], verify: bool = False) -> str:
     return "\n".join([*lines, *([str(verify_run(path))] if verify else [])])
 
 
+def _proof(proof: Mapping[str, Any]) -> str:
+    # The tokens it was proved on are in metadata.json: they would bury the rest.
+    plain = [_pair(*item) for item in proof.items() if item[0] not in ("prompts", *_MEANING) and item[1] != ""]
+    explained = [f"{_pair(name, proof[name])} ({meaning})" for name, meaning in _MEANING.items() if name in proof]
+    return f"\n{'':13}".join([*([", ".join(plain)] if plain else []), *explained])
+
+
 def _line(name: str, text: str) -> str:
     return f"  {name:<10} {text}"
 
 
 def _pair(name: str, value: Any) -> str:
-    return str(value) if name == "model_id" else f"{name} {value}"
+    shown = f"{value:.3g}" if isinstance(value, float) else str(value)
+    return shown if name == "model_id" else f"{name} {shown}"
 
 
 def _size(n_bytes: int) -> str:

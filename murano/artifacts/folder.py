@@ -36,16 +36,25 @@ class Taken(ArtifactError):
 #: A folder that is no run is only taken over when it is small: nobody means to save a run over a project.
 MAX_FOREIGN_FILES = 1000
 
+#: File systems take 255; the folder is written beside under a name with a suffix.
+MAX_NAME_BYTES = 200
+
 
 def check_name(name: str, what: str) -> str:
     """The name of one folder or file below another, or an error if it would lead elsewhere.
 
     Raises:
-        ArtifactError: it is empty, hidden, ``..``, or has a separator or a control character in it.
+        ArtifactError: it is empty, hidden, ``..``, too long, or has a separator or a control character in it.
     """
     bad = not isinstance(name, str) or not name.strip() or name.startswith(".") or re.search(r"[/\\\x00-\x1f]", name)
     if bad or (os.name == "nt" and ":" in name):
-        raise ArtifactError(f"{what} {name!r} can't be the name of a folder: use letters, digits, '-', '_' and '.'.")
+        raise ArtifactError(
+            f"{what} {name!r:.80} can't be the name of a folder: use letters, digits, '-', '_' and '.'."
+        )
+    if (n_bytes := len(name.encode(errors="replace"))) > MAX_NAME_BYTES:
+        raise ArtifactError(
+            f"{what} {name[:20] + '…'!r} is too long: {n_bytes} bytes, where {MAX_NAME_BYTES} are allowed."
+        )
     return name
 
 

@@ -112,7 +112,10 @@ class RunCheck:
     def __str__(self) -> str:
         if self.ok:
             return f"{self.folder}: all {len(self.good)} files are as they were saved."
-        lines = [f"{self.folder}: {len(self.faults)} of {len(self.good) + len(self.faults)} files are damaged."]
+        damaged = len(self.faults)
+        lines = [
+            f"{self.folder}: {damaged} of {len(self.good) + damaged} files {'is' if damaged == 1 else 'are'} damaged."
+        ]
         lines += [f"  {name}: {fault}" for name, fault in self.faults.items()]
         return "\n".join([*lines, f"Still readable: {', '.join(self.good) or 'nothing'}."])
 

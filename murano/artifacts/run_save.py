@@ -74,9 +74,7 @@ def save_run(
 def _save_as(
     results: Mapping[str, Any], output_dir: Path, run_name: str, model_id: str | None, overwrite: bool
 ) -> Path:
-    parts = run_name.split("/") if isinstance(run_name, str) else [run_name]
-    for part in parts:
-        check_name(part, "run_name" if len(parts) == 1 else f"run_name {run_name!r}: the part")
+    parts = check_run_name(run_name)
     folder = output_dir.joinpath(*parts)
     with writing(folder):
         for parent in itertools.islice(folder.parents, len(parts) - 1):
@@ -87,6 +85,16 @@ def _save_as(
         with new_folder(folder, _owned, replace=overwrite) as new:
             _fill(new, results, run_name, model_id)
     return folder
+
+
+def check_run_name(run_name: str) -> list[str]:
+    """The folders that a run's name leads through, the last one its own.
+
+    Raises:
+        ArtifactError: one of them can't be the name of a folder.
+    """
+    parts = run_name.split("/") if isinstance(run_name, str) else [run_name]
+    return [check_name(part, "run_name" if len(parts) == 1 else "In run_name, the part") for part in parts]
 
 
 def _fill(folder: Path, results: Mapping[str, Any], run_name: str, model_id: str | None) -> None:

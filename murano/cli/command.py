@@ -72,12 +72,8 @@ def join_negative(argv: Sequence[str]) -> list[str]:
 
 def find_model(name: str, **options: Any) -> MuranoModel:
     """The model that ``--model`` names; its weights load later."""
-    from transformers.utils.logging import disable_progress_bar
-
     from murano import MuranoModel
 
-    # Of weights that are on this machine already; a download still shows its own.
-    disable_progress_bar()
     return MuranoModel(None if name == BUNDLED else name, **options)
 
 

@@ -67,12 +67,13 @@ def add_to(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check the arguments, read the model, write what was asked for."""
     from murano.cli.outputs import figure_file, run_folder
-    from murano.cli.ranges import parse_layers, parse_positions
+    from murano.readout.request import parse_layers, parse_positions
 
     prompts = _prompts(args)
-    layers = parse_layers(args.layers) if args.layers != "all" else "all"
+    parse_layers(args.layers)
     only_last = args.positions is None
-    positions = parse_positions("last" if only_last else args.positions)
+    positions = "last" if only_last else args.positions
+    parse_positions(positions)
     if args.top_k < 1:
         raise InputError(f"--top-k {args.top_k} is too few: 1 keeps the predicted token alone.")
     figure = figure_file(args.plot) if args.plot is not None else None
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     from murano.steps import LoadPrompts, LogitLens, Save
 
     model = find_model(args.model, dtype=args.dtype, device_map=args.device_map)
-    results = Pipeline([LoadPrompts(prompts), LogitLens(model, layers, positions, args.top_k)]).run()
+    results = Pipeline([LoadPrompts(prompts), LogitLens(model, args.layers, positions, args.top_k)]).run()
     lens = results[keys.LOGIT_LENS]
     print(as_json(lens, prompts, only_last) if args.json else as_tables(lens, prompts, only_last), flush=True)
     if figure or saved:
@@ -102,8 +103,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _prompts(args: argparse.Namespace) -> PromptBatch:
     from murano.prompt_files import read_prompt_file
-    from murano.prompts import as_prompts
+    from murano.prompts import as_prompts, is_prompt_file
 
+    for prompt in filter(is_prompt_file, args.prompts):
+        raise InputError(f"{prompt!r} is a file, and would be read as a prompt. Did you mean --file {prompt}?")
     given = [*args.prompts, *(read_prompt_file(args.file) if args.file is not None else [])]
     if not given:
         raise InputError('There are no prompts. Give one: murano lens "The capital of France is"')

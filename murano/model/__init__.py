@@ -12,12 +12,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from murano.address import Address
+from murano.address import WHOLE_MODEL, Address, is_one
 from murano.artifacts.words import TokenWords
 from murano.errors import InputError, ModelError
 from murano.model import batching, residuals
 from murano.model.anatomy import Anatomy, embedding_device, find_anatomy, text_config
-from murano.model.loading import Source, find_source, load_config, load_tokenizer, load_weights, parse_dtype
+from murano.model.captured import Captured
+from murano.model.loading import (
+    Source,
+    check_devices,
+    find_source,
+    load_config,
+    load_tokenizer,
+    load_weights,
+    parse_dtype,
+)
 from murano.model.product import Choice, choose
 from murano.model.proof import ReadoutProof, prove
 from murano.model.tail import Replay, ShortPath, Tail
@@ -72,6 +81,7 @@ class MuranoModel:
     ) -> None:
         self.source = source
         self.dtype_asked = parse_dtype(dtype)
+        check_devices(device_map)
         self.device_map = device_map
         self._source: Source | None = None
         self._held: nn.Module | None = None
@@ -242,8 +252,8 @@ class MuranoModel:
     # Reading
 
     @torch.no_grad()
-    def capture(self, prompts: Any, addresses: Any) -> dict[Address, Float[Tensor, "prompt position d_model"]]:
-        """Residuals of prompts at some addresses, from one forward.
+    def capture(self, prompts: Any, addresses: Any) -> Captured:
+        """Residuals of prompts at some addresses, from one forward: ``captured["L3.resid_post"]`` is ``[prompt, position, d_model]``.
 
         Prompts of different lengths are aligned at their ends, so that ``[:, -1]`` is every prompt's last token; the rows before a
         shorter prompt's first token are NaN.
@@ -256,12 +266,13 @@ class MuranoModel:
         Raises:
             InputError: an address that does not exist in this model, or prompts that it can't take.
         """
-        asked = [addresses] if isinstance(addresses, (str, int, Address)) else list(addresses)
+        asked = [addresses] if is_one(addresses) else list(addresses)
         wanted = [Address.parse(a).resolve(self.n_layers) for a in asked]
         off = [a for a in wanted if a.component in ("attn_out", "mlp_out")]
         if off:
             raise InputError(
-                f"'{off[0]}' is not on the residual stream. Use resid_pre, resid_mid or resid_post of a layer."
+                f"'{off[0]}' is not on the residual stream. Use resid_pre, resid_mid or resid_post of a layer, "
+                f"or {', '.join(WHOLE_MODEL[:-1])} or {WHOLE_MODEL[-1]}."
             )
         residuals.check_places(
             self.anatomy, wanted, self.mid if any(a.component == "resid_mid" for a in wanted) else {}
@@ -288,7 +299,7 @@ class MuranoModel:
             )
             if logits_at in wanted and logits is not None:
                 keep(logits_at, logits)
-        return {address: found[address] for address in wanted}
+        return Captured({address: found[address] for address in wanted}, self.n_layers)
 
     def _encode_all(self, prompts: Any) -> list[list[int]]:
         encoded = []

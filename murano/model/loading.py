@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import torch
 from torch import nn
 
 from murano.errors import InputError, MissingExtraError, ModelError, nearest
-from murano.model.bundled import NAME as BUNDLED
 from murano.model.bundled import bundled_folder
+
+#: Seconds in which the hub must say whether it has a model.
+HUB_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,10 @@ def find_source(source: str | Path | None, revision: str | None, trust_remote_co
         folder, name = bundled_folder()
         return Source(name, str(folder))
     text = str(source)
+    if not text.strip():
+        raise ModelError(
+            f"{text!r} names no model. Give a folder, a .gguf file or a hub id, or leave it out for the bundled model."
+        )
     path = Path(text).expanduser()
     if path.is_file():
         if path.suffix.lower() != ".gguf":
@@ -101,7 +108,49 @@ def _on_hub(model_id: str, revision: str | None, trust_remote_code: bool) -> Sou
         snapshot = Path(cached).parent
         if _weights_complete(snapshot):
             return replace(found, revision=revision or snapshot.name, local=True)
+    else:
+        _ask_hub(found)
     return found
+
+
+def _ask_hub(source: Source) -> None:
+    """Ask the hub once whether it has a model: transformers would try for half a minute, and log each attempt.
+
+    Raises:
+        ModelError: it has none, or can't be reached.
+    """
+    from huggingface_hub import errors as hub
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    try:
+        get_hf_file_metadata(hf_hub_url(source.location, "config.json", revision=source.revision), timeout=HUB_TIMEOUT)
+    except hub.GatedRepoError:
+        reason = "it is gated, so accept its terms on its page and log in with 'hf auth login'."
+    except hub.RepositoryNotFoundError:
+        reason = "the hub has no model of that name, or a private one."
+    except hub.RevisionNotFoundError:
+        reason = f"it has no revision {source.revision!r} there."
+    except hub.EntryNotFoundError:
+        reason = "it has no config.json there."
+    except hub.HfHubHTTPError:
+        return  # the hub is busy: transformers waits and tries again
+    except Exception as error:  # the hub and what it stands on each raise kinds of their own
+        reason = _first_line(error)
+    else:
+        return
+    raise _not_fetched(source, reason)
+
+
+def _not_fetched(source: Source, reason: str) -> ModelError:
+    from huggingface_hub import constants
+
+    folders = Path(constants.HF_HUB_CACHE).glob("models--*")
+    cached = [folder.name.removeprefix("models--").replace("--", "/") for folder in folders]
+    return ModelError(
+        f"{source.model_id!r} is no folder here, is not in the hub's cache, and can't be fetched from the hub: "
+        f"{reason.rstrip('.')}. Check the name and the connection, or give the folder of a downloaded model."
+        f"{nearest(source.model_id, cached)}"
+    )
 
 
 def _weights_complete(folder: Path) -> bool:
@@ -131,6 +180,29 @@ def parse_dtype(dtype: Any) -> torch.dtype | None:
             f"{dtype!r} is no dtype. Use torch.float32, torch.bfloat16 or torch.float16, or 'float32' and so on."
         )
     return found
+
+
+def check_devices(device_map: Any) -> None:
+    """Refuse a device that is not there, before anything loads.
+
+    Raises:
+        InputError: naming it.
+    """
+    for place in device_map.values() if isinstance(device_map, Mapping) else [device_map]:
+        if place is None or place in ("auto", "balanced", "balanced_low_0", "sequential", "disk"):
+            continue
+        try:
+            device = torch.device(place)
+        except (RuntimeError, TypeError):
+            raise InputError(
+                f"device_map={device_map!r}: {place!r} is no device. Use 'auto', 'cpu', 'cuda' or 'cuda:1'."
+            ) from None
+        n_devices = torch.cuda.device_count()
+        if device.type == "cuda" and (device.index or 0) >= n_devices:
+            raise InputError(
+                f"device_map={device_map!r}: torch finds {n_devices or 'no'} CUDA devices on this machine. "
+                "Without device_map the weights go to the CPU."
+            )
 
 
 def load_config(source: Source) -> Any:
@@ -184,23 +256,30 @@ def load_weights(source: Source, config: Any, dtype: torch.dtype | None, device_
         options["config"] = config
     if device_map is not None:
         options["device_map"] = device_map
-    with quiet_bars() if source.model_id == BUNDLED else contextlib.nullcontext():
+    with quiet_bars() if source.local else contextlib.nullcontext():
         model: nn.Module = _from_hub(AutoModelForCausalLM.from_pretrained, source, "weights", **options)
     return model.eval().requires_grad_(False)
 
 
 @contextlib.contextmanager
 def quiet_bars() -> Iterator[None]:
-    """Without transformers' progress bars: for loads that take a second."""
+    """Without transformers' progress bars: for weights that are on this machine, which mostly takes a second."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
     from transformers.utils import logging as bars
 
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
+    shown, hub_silent = bars.is_progress_bar_enabled(), are_progress_bars_disabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that an environment variable has the last word on the hub's bars
+        bars.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
-            bars.enable_progress_bar()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if shown:
+                bars.enable_progress_bar()  # the hub's as well
+            if hub_silent:
+                disable_progress_bars()
 
 
 def _from_hub(load: Any, source: Source, what: str, **options: Any) -> Any:
@@ -221,10 +300,7 @@ def _from_hub(load: Any, source: Source, what: str, **options: Any) -> Any:
             raise ModelError(
                 f"The {what} of {source.model_id!r} can't be loaded: {_first_line(error)}{hint}"
             ) from error
-        raise ModelError(
-            f"{source.model_id!r} is no folder here, is not in the hub's cache, and can't be fetched from the hub: "
-            f"{_first_line(error)} Check the name and the connection, or give the folder of a downloaded model."
-        ) from error
+        raise _not_fetched(source, _first_line(error)) from error
 
 
 def _reached(error: BaseException) -> bool:

@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
-from murano.address import Address, lens_address
+from murano.address import Address, is_one, lens_address
 from murano.errors import InputError
+from murano.readout.ranges import split_layers
+
+#: What layers may be besides addresses.
+FURTHER_FORMS = (
+    "Layers may also be 'all', '0-5' (5 included), '0:12:2' (a slice), or several: 'embeddings,all', [0, 'L5']."
+)
 
 
 def parse_layers(layers: Any, n_layers: int | None = None) -> tuple[Address, ...]:
     """The addresses that ``layers`` names, in the user's order.
 
     Args:
-        layers: ``"all"``, an int, a range, an address, or a list of any of these; ``"embeddings"`` is the row before block 0.
+        layers: ``"all"``, an int, a range, a slice, an address, a list of any of these, or a string of several as it is typed,
+            ``"embeddings,0-5"``; ``"embeddings"`` is the row before block 0.
         n_layers: how many layers the model has; without it ``"all"`` gives nothing and negative layers stay as they are.
 
     Raises:
         InputError: what is no address, is not on the residual stream, is outside the model, or is named twice.
     """
-    is_one = isinstance(layers, (str, int, Address)) or (
-        isinstance(layers, tuple) and len(layers) == 2 and isinstance(layers[1], str) and layers[1] != "all"
-    )
-    items: Iterable[Any] = [layers] if is_one else layers
+    items: Iterable[Any] = [layers] if is_one(layers) or isinstance(layers, slice) else layers
     try:
         items = list(items)
     except TypeError:
-        raise InputError(f"layers={layers!r} is neither 'all' nor a layer nor a list of layers.") from None
-    found: list[Address] = []
-    for item in items:
-        if isinstance(item, str) and item == "all":
-            found.extend(Address(i) for i in range(n_layers or 0))
-            continue
-        nested = item if isinstance(item, (range, slice)) else None
-        if isinstance(nested, slice):
-            nested = range(*nested.indices(n_layers)) if n_layers is not None else range(0)
-        for one in nested if nested is not None else [item]:
-            address = lens_address(one)
-            found.append(address if n_layers is None else address.resolve(n_layers))
+        raise InputError(
+            f"layers={layers!r} is neither 'all' nor a layer nor a list of layers. {FURTHER_FORMS}"
+        ) from None
+    parts = [part for item in items for part in (split_layers(item) if isinstance(item, str) else [item])]
+    found = [address for part in parts for address in _addresses(part, n_layers)]
     twice = [a for i, a in enumerate(found) if a in found[:i]]
     if twice:
         raise InputError(f"'{twice[0]}' is named twice in layers={layers!r}.")
@@ -46,18 +44,41 @@ def parse_layers(layers: Any, n_layers: int | None = None) -> tuple[Address, ...
     return tuple(found)
 
 
+def _addresses(part: Any, n_layers: int | None) -> list[Address]:
+    """The addresses of one part: of a layer, a range, a slice or ``"all"``."""
+    if isinstance(part, str) and part == "all":
+        part = slice(None)
+    if isinstance(part, slice):
+        try:
+            part = range(*part.indices(n_layers or 0))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"layers={part!r} is no slice of layers: {error}.") from None
+    found = []
+    for layer in part if isinstance(part, range) else [part]:
+        try:
+            address = Address.parse(layer)
+        except InputError as error:
+            raise InputError(f"{error} {FURTHER_FORMS}") from None
+        lens_address(address)
+        found.append(address if n_layers is None else address.resolve(n_layers))
+    return found
+
+
 def parse_positions(positions: Any) -> tuple[int, ...] | None:
     """The positions that are read of each prompt; ``None`` for all of them.
 
     Args:
-        positions: ``"all"``, ``"last"``, an int, or a list or range of ints; negative ones count from a prompt's end.
+        positions: ``"all"``, ``"last"``, an int, a list or range of ints, or these as they are typed, ``"0,-1"``; negative ones
+            count from a prompt's end.
 
     Raises:
-        InputError: anything else, or no position at all.
+        InputError: anything else, no position at all, or one named twice.
     """
     if isinstance(positions, str):
         if positions in ("all", "last"):
             return None if positions == "all" else (-1,)
+        if re.fullmatch(r"\s*-?\d+\s*(,\s*-?\d+\s*)*", positions):
+            return parse_positions([int(part) for part in positions.split(",")])
         raise InputError(f"positions={positions!r} is unknown. Use 'all', 'last', or token indices such as [0, -1].")
     if isinstance(positions, bool):
         raise InputError(f"positions={positions!r} is unknown. Use 'all', 'last', or token indices such as [0, -1].")
@@ -69,6 +90,9 @@ def parse_positions(positions: Any) -> tuple[int, ...] | None:
         ) from None
     if not found:
         raise InputError("positions is empty: use 'all', 'last', or token indices such as [0, -1].")
+    twice = [p for i, p in enumerate(found) if p in found[:i]]
+    if twice:
+        raise InputError(f"Position {twice[0]} is named twice in positions={positions!r}.")
     return found
 
 

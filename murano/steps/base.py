@@ -62,12 +62,12 @@ class Step:
         wrote = dict(self.run(results) or {})
         missing = [str(key) for key in self.writes if key not in wrote]
         if missing:
-            raise MissingKeyError(f"{type(self).__name__} did not write {missing}, which it says it writes.")
+            raise MissingKeyError(f"{step_name(self)} did not write {missing}, which it says it writes.")
         typed = {str(key): key for key in self.writes}
         for name, value in wrote.items():
             results[typed.get(str(name), name)] = value
         results.history.append(
-            StepRecord(type(self).__name__, repr(self), time.perf_counter() - started, tuple(map(str, wrote)))
+            StepRecord(step_name(self), repr(self), time.perf_counter() - started, tuple(map(str, wrote)))
         )
         return results
 
@@ -111,8 +111,14 @@ class FunctionStep(Step):
         return dict(zip(self.writes, values, strict=True))
 
     def __repr__(self) -> str:
-        name = getattr(self.function, "__name__", repr(self.function))
-        return f"step(reads={list(map(str, self.reads))}, writes={list(map(str, self.writes))})({name})"
+        return f"step(reads={list(map(str, self.reads))}, writes={list(map(str, self.writes))})({step_name(self)})"
+
+
+def step_name(step: Step) -> str:
+    """What a step is called in plans, errors and the history: the function that it is made of, or else its class."""
+    if isinstance(step, FunctionStep):
+        return str(getattr(step.function, "__name__", repr(step.function)))
+    return type(step).__name__
 
 
 def step(*, reads: Sequence[Any] = (), writes: Sequence[Any] = ()) -> Callable[[Callable[..., Any]], FunctionStep]:

@@ -9,6 +9,7 @@ from typing import Any
 from murano import keys
 from murano.artifacts.folder import check_writable
 from murano.artifacts.run import save_run
+from murano.artifacts.run_save import check_run_name
 from murano.keys import Key
 from murano.results import Results
 from murano.steps.base import Step
@@ -42,6 +43,8 @@ class Save(Step):
 
     def check(self) -> None:
         check_writable(self.output_dir)
+        if self.run_name is not None:
+            check_run_name(self.run_name)
 
     def run(self, results: Results) -> Mapping[str, Any]:
         return {keys.OUTPUT_DIR: str(save_run(results, self.output_dir, self.run_name, model_id=self.model_id))}

@@ -170,7 +170,11 @@ def test_what_is_not_the_stream_is_refused(address: str) -> None:
     assert model.check_readout().exact
     with (
         forwards(model.hf_model) as ran,
-        pytest.raises(InputError, match="is not on the residual stream. Use resid_pre, resid_mid or"),
+        pytest.raises(
+            InputError,
+            match="is not on the residual stream. Use resid_pre, resid_mid or resid_post of a layer, "
+            "or embeddings, ln_final, lm_head or logits.",
+        ),
     ):
         model.capture([[20, 21]], address)
     assert ran == [0]
@@ -207,6 +211,36 @@ def test_prompts_and_addresses_keep_their_order_and_padding_is_nan() -> None:
             assert (rows[prompt, -len(ids) :] - alone[0]).abs().max() < 1e-5
             assert rows[prompt, : 4 - len(ids)].isnan().all()
     assert not captured[Address(0)].requires_grad
+
+
+def test_what_was_asked_for_is_found_under_any_of_its_names() -> None:
+    model = held("llama")
+    captured = model.capture([[20, 21]], ["L2.resid_post", "embeddings", "logits"])
+    rows = captured[Address(2)]
+    assert rows.shape == (1, 2, 32)
+    for name in ("L2.resid_post", "resid_post.2", "block_output[2]", 2, -1, (2, "resid_post"), (-1, "resid_post")):
+        assert captured[name] is rows
+        assert name in captured
+    assert captured["logits"].shape == (1, 2, 256)
+    assert torch.equal(captured["embeddings"], model.hf_model.model.embed_tokens.weight[None, [20, 21]])
+    assert list(captured) == [Address(2), Address(None, "embeddings"), Address(None, "logits")]
+    assert captured.get("L0.resid_post") is None
+    with pytest.raises(
+        InputError, match="'L0.resid_post' was not captured. Captured: L2.resid_post, embeddings, logits.$"
+    ):
+        captured["L0.resid_post"]
+    with pytest.raises(KeyError):
+        captured[0]
+    with pytest.raises(InputError, match="Unknown component 'resid_past'"):
+        captured["L0.resid_past"]
+    assert repr(captured) == "Captured(L2.resid_post: [1, 2, 32], embeddings: [1, 2, 32], logits: [1, 2, 256])"
+
+
+def test_a_pair_is_one_address() -> None:
+    model = held("llama")
+    assert list(model.capture([[20, 21]], (1, "resid_pre"))) == [Address(1, "resid_pre")]
+    assert list(model.capture([[20, 21]], (1, 2))) == [Address(1), Address(2)]
+    assert list(model.capture([[20, 21]], ("embeddings", "L1"))) == [Address(None, "embeddings"), Address(1)]
 
 
 def test_only_what_is_needed_runs() -> None:

@@ -16,6 +16,7 @@ from murano import keys
 from murano.errors import ArtifactError, InputError, ModelError, MuranoError
 from murano.lens import logit_lens
 from murano.model import MuranoModel
+from murano.model.loading import check_devices
 from murano.pipeline import Pipeline
 from murano.steps import LoadPrompts, LogitLens, Save
 
@@ -49,7 +50,7 @@ def refuse(error: type[MuranoError], message: str, call: Any) -> None:
     [
         ([], "There are no prompts."),
         ([""], "Prompt 0 is empty: ''"),
-        (["The city", "   "], "Prompt 1 is empty"),
+        (["The city", "   "], "Prompt 1 holds only whitespace"),
         ([None], "Prompt 0 is a NoneType"),
         (["The city", [20] * 161], "Prompt 1 has 161 tokens, but the model's context is 160"),
         (
@@ -129,8 +130,8 @@ def test_positions(model: MuranoModel, positions: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"keep": "everything"}, "keep='everything' is unknown. Use keep='residuals'."),
-        ({"on_error": "ignore"}, "on_error='ignore' is unknown. Use 'raise' or 'skip'."),
+        ({"keep": "everything"}, "keep='everything' is unknown. Use keep='residuals' or keep='logits'."),
+        ({"on_error": "ignore"}, "on_error='ignore' is unknown. Use on_error='raise' or on_error='skip'."),
         ({"max_chunk_bytes": 100}, "max_chunk_bytes=100 has no room for one row of logits: use at least 1024."),
     ],
 )
@@ -153,11 +154,36 @@ def test_sources(tmp_path: Path, model: MuranoModel) -> None:
     text.write_text("x")
     refuse(ModelError, "is a file, but not a .gguf file", lambda: MuranoModel(text))
     refuse(ModelError, "is neither a folder nor a hub id", lambda: MuranoModel("no spaces/in ids"))
+    refuse(ModelError, "'' names no model. Give a folder, a .gguf file or a hub id", lambda: MuranoModel(""))
     refuse(
         ModelError, "A model is a folder, a file, a hub id or a transformers model, not a int", lambda: MuranoModel(3)
     )  # type: ignore[arg-type]
     refuse(InputError, "A model that is already loaded needs its tokenizer", lambda: MuranoModel(model.hf_model))
     refuse(InputError, "'float31' is no dtype", lambda: MuranoModel(tmp_path, dtype="float31"))
+
+
+@pytest.mark.parametrize(
+    ("device_map", "n_devices", "message"),
+    [
+        ("cuda", 0, "device_map='cuda': torch finds no CUDA devices on this machine. Without device_map"),
+        ("cuda:2", 2, "device_map='cuda:2': torch finds 2 CUDA devices on this machine."),
+        ({"": torch.device("cuda", 0)}, 0, "torch finds no CUDA devices"),
+        ("gpu", 1, "device_map='gpu': 'gpu' is no device. Use 'auto', 'cpu', 'cuda' or 'cuda:1'."),
+        (0, 0, "device_map=0: "),
+        (1.5, 1, "device_map=1.5: 1.5 is no device"),
+    ],
+)
+def test_devices_that_are_not_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device_map: Any, n_devices: int, message: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: n_devices)
+    refuse(InputError, message, lambda: MuranoModel(tmp_path, device_map=device_map))
+
+
+@pytest.mark.parametrize("device_map", [None, "auto", "cpu", "cuda:1", {"a": "cpu", "b": "disk"}])
+def test_devices_that_are(monkeypatch: pytest.MonkeyPatch, device_map: Any) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    check_devices(device_map)
 
 
 def test_a_folder_with_a_damaged_config(tmp_path: Path) -> None:
@@ -172,17 +198,6 @@ def test_a_model_that_is_no_causal_lm(tmp_path: Path) -> None:
         ModelError, match=r"is a 'vit' model, which is no causal language model.*gpt2 and llama among them"
     ):
         MuranoModel(tmp_path)
-
-
-def test_an_id_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import huggingface_hub.constants as constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(
-        ModelError, match=r"'nobody/no-such-model' is no folder here, is not in the hub's cache, and can't be fetched"
-    ):
-        MuranoModel("nobody/no-such-model")
 
 
 def test_layers_are_refused_before_the_weights_load(tmp_path: Path) -> None:

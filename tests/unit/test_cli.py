@@ -17,9 +17,9 @@ from support.tiny_models import tiny_model
 from support.tiny_tokenizer import tiny_tokenizer
 
 from murano import __version__, load_run, logit_lens
+from murano.artifacts.run import save_run
 from murano.cli import main, parser
 from murano.cli.outputs import figure_file, run_folder
-from murano.cli.ranges import parse_layers, parse_positions
 from murano.errors import ArtifactError, InputError, MissingExtraError
 from murano.model import MuranoModel
 
@@ -61,56 +61,7 @@ def murano(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False, **options)
 
 
-# Layers and positions as they are typed
-
-
-@pytest.mark.parametrize(
-    ("text", "layers"),
-    [
-        ("3", [3]),
-        ("-1", [-1]),
-        ("0,3,-1", [0, 3, -1]),
-        ("0-5", [range(6)]),
-        ("0:12:2", [range(0, 12, 2)]),
-        (":4", [range(4)]),
-        ("4:", [slice(4, None)]),
-        ("-4:", [slice(-4, None)]),
-        ("::2", [slice(None, None, 2)]),
-        ("::-1", [slice(None, None, -1)]),
-        ("embeddings, all", ["embeddings", "all"]),
-        ("L3.resid_pre,resid_mid.2,block_output[1]", ["L3.resid_pre", "resid_mid.2", "block_output[1]"]),
-    ],
-)
-def test_layers(text: str, layers: list[Any]) -> None:
-    assert parse_layers(text) == layers
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("foo", "'foo'"),
-        ("", "''"),
-        ("0,,1", "''"),
-        ("5-2", "2-5"),
-        ("4:4", "'4:4' is empty"),
-        ("0:4:0", "step"),
-        ("3!", "'3!'"),
-        ("L3.attn_out", "L3.attn_out"),
-        ("logits", "'logits'"),
-    ],
-)
-def test_layers_that_are_none(text: str, named: str) -> None:
-    with pytest.raises(InputError) as caught:
-        parse_layers(text)
-    assert named in str(caught.value)
-
-
-def test_positions() -> None:
-    assert parse_positions("all") == "all"
-    assert parse_positions("last") == "last"
-    assert parse_positions("0,-1") == [0, -1]
-    with pytest.raises(InputError, match="'first'"):
-        parse_positions("first")
+# murano lens
 
 
 @pytest.mark.parametrize("option", ["--layers", "--positions"])
@@ -121,9 +72,6 @@ def test_a_list_that_begins_with_a_minus(option: str, folder: str, capsys: pytes
         assert [layer["address"] for layer in position[0]["layers"]] == ["L2.resid_post", "L0.resid_post"]
     else:
         assert [p["position"] for p in position] == [4, 0]
-
-
-# murano lens
 
 
 def test_a_table_per_prompt(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,6 +99,14 @@ def test_prompts_from_a_file(folder: str, tmp_path: Path, capsys: pytest.Capture
     assert main(["lens", "The city", "--file", str(file), "--model", folder, "--json"]) == 0
     shown = strict(capsys.readouterr().out)
     assert [prompt["prompt"] for prompt in shown["prompts"]] == ["The city", PROMPTS[1], PROMPTS[0]]
+
+
+@pytest.mark.usefixtures("no_model")
+def test_a_file_without_its_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.txt").write_text(PROMPTS[0])
+    assert main(["lens", "prompts.txt"]) == 2
+    assert capsys.readouterr().err.endswith("would be read as a prompt. Did you mean --file prompts.txt?\n")
 
 
 def test_json(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,7 +193,7 @@ def test_quiet(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["lns"], "'lns'"),
         (["lens"], "no prompts"),
         (["lens", ""], "Prompt 0 is empty"),
-        (["lens", "x", "  "], "Prompt 1 is empty"),
+        (["lens", "x", "  "], "Prompt 1 holds only whitespace"),
         (["lens", "\udcff"], "not UTF-8"),
         (["lens", "x", "--file", "nowhere.txt"], "nowhere.txt"),
         (["lens", "x", "--layers", "foo"], "'foo'"),
@@ -315,11 +271,34 @@ def test_places_that_can_not_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_run_folder_keeps_what_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.chdir(tmp_path)
     assert run_folder("run") == (Path("."), "run")
     assert run_folder("runs/one/") == (Path("runs"), "one")
+    save_run({"score": 1}, tmp_path, "here")
+    monkeypatch.chdir(tmp_path / "here")
     assert run_folder(".") == (tmp_path, "here")
+
+
+@pytest.mark.usefixtures("no_model")
+def test_a_folder_of_something_else_is_not_written_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my docs/run").mkdir(parents=True)
+    (tmp_path / "my docs/manifest.json").write_text("{}")  # of a browser extension, say
+    (tmp_path / "empty").mkdir()
+    save_run({"score": 1}, tmp_path, "earlier")
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["lens", "x", "--save", "my docs"]) == 2
+    assert capsys.readouterr().err == (
+        "murano: error: --save 'my docs' is a folder of something else, and a run has one of its own. "
+        "Write: --save 'my docs/run-2'\n"
+    )
+    with pytest.raises(InputError, match="Write: --save run$"):
+        run_folder(".")
+    for name in ("empty", "earlier", "new", "my docs/run"):
+        assert run_folder(name)[1] == Path(name).name
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

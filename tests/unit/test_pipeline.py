@@ -157,6 +157,30 @@ def test_a_function_as_a_step() -> None:
         short()
 
 
+def test_a_function_step_goes_by_the_functions_name() -> None:
+    @step(reads=[COUNT], writes=["half"])
+    def halve(count: int) -> float:
+        return count / 2
+
+    pipeline = Pipeline([LoadPrompts(["The city"]), Count(), halve])
+    assert "3. halve        count → half" in pipeline.plan()
+    assert [record.name for record in pipeline.run().history] == ["LoadPrompts", "Count", "halve"]
+    with pytest.raises(PipelineError, match=r"halve \(step 0\) reads 'count'.* Count \(step 2\) writes it"):
+        Pipeline([halve, LoadPrompts(["The city"]), Count()]).run()
+    with pytest.raises(PipelineError, match=r"Double \(step 0\) reads 'count'.* one \(step 1\) writes it"):
+        Pipeline([Double(), _one()]).run()
+    with pytest.warns(UserWarning, match=r"'half' is written twice: by halve \(step 2\) and by halve \(step 3\)"):
+        Pipeline([LoadPrompts(["The city"]), Count(), halve, halve]).validate()
+
+
+def _one() -> Step:
+    @step(writes=[COUNT])
+    def one() -> int:
+        return 1
+
+    return one
+
+
 def test_a_step_alone_says_what_it_misses() -> None:
     with pytest.raises(MissingKeyError, match="written by LoadPrompts"):
         Count()()

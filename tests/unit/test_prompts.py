@@ -45,7 +45,8 @@ def test_what_is_taken(source: Any, expected: list[Prompt]) -> None:
         ((), "There are no prompts"),
         ([""], "Prompt 0 is empty: ''"),
         ("", "Prompt 0 is empty"),
-        (["a", "  \n"], r"Prompt 1 is empty: '  \\n'"),
+        (["a", "  \n"], r"Prompt 1 holds only whitespace: '  \\n'"),
+        ([Prompt(text=" ")], "Prompt 0 holds only whitespace"),
         (["a", []], "Prompt 1 is empty"),
         ([Prompt()], "Prompt 0 is empty"),
         (["a", None], "Prompt 1 is a NoneType: None"),
@@ -63,6 +64,25 @@ def test_what_is_refused(source: Any, message: str) -> None:
         as_prompts(source)
     with pytest.raises(InputError, match=message):
         LoadPrompts(source)
+
+
+def test_a_dict_is_no_list_of_prompts() -> None:
+    with pytest.raises(InputError, match=r"not a dict: give list\(prompts.values\(\)\)."):
+        LoadPrompts({"a": "The city"})
+    with pytest.raises(InputError, match=r"not a dict: give \[messages\]."):
+        LoadPrompts(CHAT[0])
+    assert LoadPrompts({"a": "The city"}.values())()["prompts"].texts == ["The city"]
+
+
+@pytest.mark.parametrize("name", ["prompts.txt", "prompts.jsonl", "prompts.csv", "prompts.json"])
+def test_the_name_of_a_file_is_no_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert LoadPrompts(name)()["prompts"].texts == [name]  # there is no such file
+    (tmp_path / name).write_text("The city\n")
+    for source in (name, Path(name)):
+        with pytest.raises(InputError, match=rf"Did you mean LoadPrompts.from_file\('{name}'\)\?"):
+            LoadPrompts(source)
+    assert as_prompts([name, "The city"]).texts == [name, "The city"]  # who writes a list means it
 
 
 def test_chat() -> None:
@@ -91,10 +111,10 @@ def test_a_file_of_prompts(tmp_path: Path) -> None:
     path.write_text("\n \n", encoding="utf-8")
     with pytest.raises(InputError, match="There are no prompts in .*one prompt to a line"):
         read_prompt_file(path)
-    path.write_bytes(b"\xff\xfe\x00bad")
-    with pytest.raises(InputError, match="is not a text file"):
+    path.write_bytes(b"\x89PNG\r\n\x1a\n")
+    with pytest.raises(InputError, match="is not a text file: prompts are read from"):
         read_prompt_file(path)
-    with pytest.raises(InputError, match="Can't read prompts from"):
+    with pytest.raises(InputError, match="Can't read prompts from '[^']*missing.txt': No such file or directory.$"):
         read_prompt_file(tmp_path / "missing.txt")
     with pytest.raises(InputError, match="Can't read prompts from"):
         read_prompt_file(tmp_path)

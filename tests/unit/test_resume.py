@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import subprocess
 import sys
@@ -16,10 +17,11 @@ from support.tiny_tokenizer import tiny_tokenizer
 
 from murano import Key, MuranoModel, Pipeline, Results, Step, keys
 from murano.artifacts.codec import fingerprint
+from murano.errors import InputError
 from murano.lens import LensInterrupted
 from murano.prompts import Prompt
 from murano.reader import Reader
-from murano.steps import LoadPrompts, LogitLens, Save
+from murano.steps import LoadPrompts, LogitLens, Save, step
 
 TOTAL: Key[int] = Key("total", int, written_by="Add")
 PROMPTS = [Prompt(token_ids=tuple(range(20, 23 + i % 5))) for i in range(60)]
@@ -66,7 +68,80 @@ def test_a_changed_argument_runs_again(tmp_path: Path, caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING):
         results = Pipeline([Add(3), Save(tmp_path, run_name="run")]).run(resume=tmp_path / "run")
     assert (results[TOTAL], Add.ran) == (3, 2)
-    assert any("Running Add" in message and "changed" in message for message in caplog.messages)
+    assert "Running Add: changed since it was saved: argument 'number'." in caplog.messages
+
+
+def test_what_has_changed_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    @step(reads=[keys.PROMPTS], writes=["count"])
+    def count(prompts: Any) -> int:
+        return len(prompts)
+
+    def run(*prompts: str) -> list[str]:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            Pipeline([LoadPrompts(list(prompts)), count, Save(tmp_path, run_name="run")]).run(resume=tmp_path / "run")
+        return [message.partition(": ")[2] for message in caplog.messages]
+
+    assert run("a") == ["it has not run yet."] * 2
+    assert run("a", "b") == [
+        "changed since it was saved: argument 'prompts'.",
+        "changed since it was saved: input 'prompts'.",
+    ]
+    version = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.9" if name == "torch" else version(name))
+    assert run("a", "b") == ["changed since it was saved: the version of torch."] * 2
+    assert run("a") == [
+        "changed since it was saved: argument 'prompts'.",
+        "changed since it was saved: input 'prompts'.",
+    ]
+    assert [message.partition("has ")[2] for message in run("a")] == [
+        "what it writes, and its inputs, arguments and versions are unchanged."
+    ] * 2
+
+
+def test_a_run_that_was_saved_without_resume_is_not_said_to_have_changed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipeline = Pipeline([Add(2), Save(tmp_path, run_name="run")])
+    pipeline.run()
+    with caplog.at_level(logging.WARNING):
+        pipeline.run(resume=tmp_path / "run")
+    assert caplog.messages == [
+        "Running Add: it was saved by a run without resume, which does not say what it depends on."
+    ]
+
+
+@pytest.mark.parametrize("resume", [5, True, "", b"run"])
+def test_what_is_no_folder_is_refused_before_anything_runs(resume: Any) -> None:
+    Add.ran = 0
+    with pytest.raises(InputError, match=f"resume={resume!r}: give the folder that Save writes"):
+        Pipeline([Add(2)]).run(resume=resume)
+    assert Add.ran == 0
+
+
+def test_a_folder_that_save_does_not_write_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Add.ran = 0
+    with caplog.at_level(logging.WARNING):
+        Pipeline([Add(2), Save("out", run_name="run")]).run(resume="out/rnu")
+    assert caplog.messages[1:] == [
+        "The run was saved into 'out/run', but resume looked into 'out/rnu': nothing of it will be skipped next time. "
+        "Write resume='out/run'."
+    ]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        Pipeline([Add(2)]).run(resume="out/rnu")
+    assert caplog.messages[1:] == [
+        "Nothing was saved into 'out/rnu': nothing will be skipped next time. "
+        "End the pipeline with Save('out', run_name='rnu')."
+    ]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        Pipeline([Add(2), Save(tmp_path / "out", run_name="run")]).run(resume="out/run")
+    assert len(caplog.messages) == 1 and caplog.messages[0].startswith("Skipped Add")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["run"]
 
 
 def test_changed_prompts_run_the_lens_again(model: MuranoModel, tmp_path: Path) -> None:

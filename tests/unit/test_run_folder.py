@@ -424,8 +424,10 @@ def test_a_folder_that_can_not_be_written(tmp_path: Path, monkeypatch: Any) -> N
     for output_dir, name in ((tmp_path / "file", "run"), (tmp_path, "file"), (tmp_path / "file" / "deeper", "run")):
         with pytest.raises(ArtifactError, match="Can't save"):
             save_run(Results(a=1), output_dir, name)
-    with pytest.raises(ArtifactError, match="Can't save"):
-        save_run(Results(a=1), tmp_path, "x" * 300)
+    for name in ("x" * 300, "a/" + "x" * 300, "é" * 101):
+        with pytest.raises(ArtifactError, match="is too long: (300|202) bytes, where 200 are allowed.$") as caught:
+            save_run(Results(a=1), tmp_path, name)
+        assert len(str(caught.value)) < 100
     assert tree(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "in the way"
 
 
@@ -527,13 +529,18 @@ def test_show_tells_what_is_in_a_run(run_folder: Path) -> None:
         "revision abc",
         "LogitLens(model, top_k=3)",
         "logit_lens/logit_lens.pt",
-        "exact True",
+        "exact True (whether the logits that were read equal the model's own to the bit)",
+        "\n             max_difference 0 (between the two, of one logit)\n",
         "torch",
     ):
         assert part in text
-    assert "as they were saved" in show(run_folder, verify=True)
+    n_files = sum(path.is_file() for path in run_folder.rglob("*"))
+    assert f", {n_files} files, " in text
+    assert f": all {n_files} files are as they were saved." in show(run_folder, verify=True)
     flip(run_folder / "table" / "table.pt")
-    assert "table/table.pt: its bytes are not those that were saved" in show(run_folder, verify=True)
+    damaged = show(run_folder, verify=True)
+    assert f": 1 of {n_files} files is damaged." in damaged
+    assert "table/table.pt: its bytes are not those that were saved" in damaged
     with pytest.raises(ArtifactError):
         show(run_folder.parent)
 

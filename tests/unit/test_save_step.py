@@ -42,7 +42,7 @@ def test_save_in_a_pipeline(tmp_path: Path) -> None:
     results = pipeline.run()
     run = load_run(results[keys.OUTPUT_DIR])
     assert run["score"] == 0.5
-    assert [record.name for record in run.history] == ["FunctionStep"]
+    assert [record.name for record in run.history] == ["score"]
 
 
 def test_a_cell_can_be_run_again(tmp_path: Path) -> None:
@@ -70,6 +70,15 @@ def test_results_save_does_what_save_does(tmp_path: Path) -> None:
 def test_the_step_reads_back() -> None:
     assert repr(Save()) == "Save()"
     assert repr(Save("out", run_name="a", model_id="m")) == "Save('out', run_name='a', model_id='m')"
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "a//b", "x" * 201])
+def test_an_unusable_name_is_refused_before_the_first_step_runs(tmp_path: Path, name: str) -> None:
+    ran = []
+    count = step(writes=["number"])(lambda: ran.append(1))
+    with pytest.raises(ArtifactError, match="run_name"):
+        Pipeline([count, Save(tmp_path, run_name=name)]).run()
+    assert not ran
 
 
 def test_an_unwritable_folder_is_refused_before_the_first_step_runs() -> None:
