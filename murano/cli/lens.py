@@ -19,6 +19,7 @@ EXAMPLES = """\
   murano lens "The capital of France is" "The capital of Italy is" --model gpt2
   murano lens --file prompts.txt --layers 20-29 --top-k 10 --json > answers.json
   murano lens "Paris is in" --layers embeddings,all --positions all
+  murano lens "The capital of France is" --target Paris --foil Rome
   murano lens "Paris is in" --plot lens.png --save murano_outputs/paris"""
 
 
@@ -52,6 +53,13 @@ def add_to(commands: Any) -> None:
         metavar="POSITIONS",
         help="all, last, or a list of token indices such as 0,-1 (default: last; plots and saved runs have all)",
     )
+    for kind, help_text in (("target", "the answer"), ("foil", "what the target is compared with")):
+        what.add_argument(
+            f"--{kind}",
+            metavar="WORD",
+            action="append",
+            help=f"{help_text}, whose probability and rank are read; once for each prompt, in order",
+        )
     what.add_argument("--top-k", metavar="K", type=int, default=5, help="tokens to keep per distribution (default: 5)")
     out = parser.add_argument_group("what to write")
     out.add_argument("--json", action="store_true", help="JSON instead of tables on standard output")
@@ -110,7 +118,7 @@ def _prompts(args: argparse.Namespace) -> PromptBatch:
     given = [*args.prompts, *(read_prompt_file(args.file) if args.file is not None else [])]
     if not given:
         raise InputError('There are no prompts. Give one: murano lens "The capital of France is"')
-    prompts = as_prompts(given)
+    prompts = as_prompts(given, targets=args.target, foils=args.foil)
     for index, prompt in enumerate(prompts):
         if re.search(r"[\ud800-\udfff]", prompt.text):  # how Python shows bytes that are no text
             raise InputError(f"Prompt {index} is not UTF-8: {prompt.text!a:.80}")

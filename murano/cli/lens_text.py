@@ -66,10 +66,22 @@ def _position(lens: LogitLensResult, prompt: int, cell: int) -> dict[str, Any]:
 
 def _layer(lens: LogitLensResult, index: int, prompt: int, cell: int) -> dict[str, Any]:
     ids, probs = lens.top_ids[index, prompt, cell].tolist(), lens.top_probs[index, prompt, cell].tolist()
+    answers = {}
+    for kind in ("target", "foil"):
+        log_probs, ranks = getattr(lens, f"{kind}_log_probs"), getattr(lens, f"{kind}_ranks")
+        if log_probs is not None:
+            of = zip(
+                getattr(lens, f"{kind}_texts")[prompt],
+                log_probs[index, prompt, cell].exp(),
+                ranks[index, prompt, cell],
+                strict=False,
+            )
+            answers[f"{kind}s"] = [{"token": t, "prob": _number(float(p)), "rank": int(r)} for t, p, r in of]
     return {
         "address": str(lens.addresses[index]),
         "predictions": [{"id": i, "token": lens.words[i], "prob": _number(p)} for i, p in zip(ids, probs, strict=True)],
         "entropy": _number(float(lens.entropy[index, prompt, cell])),
+        **answers,
     }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.tiny_models import tiny_model
 from support.tiny_tokenizer import tiny_tokenizer
 
@@ -127,6 +128,39 @@ def test_json(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
             probs = lens.top_probs[index, prompt, -1].tolist()
             assert [p["prob"] for p in layer["predictions"]] == pytest.approx(probs, abs=1e-6)
             assert layer["entropy"] == pytest.approx(float(lens.entropy[index, prompt, -1]), abs=1e-5)
+
+
+def test_targets(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(
+            [
+                "lens",
+                *PROMPTS,
+                "--model",
+                folder,
+                "--target",
+                "Paris",
+                "--target",
+                "France",
+                "--foil",
+                "of",
+                "--foil",
+                "is",
+            ]
+        )
+        == 0
+    )
+    assert "p(' Paris')" in capsys.readouterr().out
+    assert main(["lens", PROMPTS[0], "--model", folder, "--target", "Paris", "--layers", "-1", "--json"]) == 0
+    (layer,) = strict(capsys.readouterr().out)["prompts"][0]["positions"][0]["layers"]
+    model = MuranoModel(folder)
+    ids = model.encode(PROMPTS[0])
+    (token,) = [model.encode(PROMPTS[0] + " Paris")[len(ids)]]
+    logits = model.hf_model(torch.tensor([ids])).logits[0, -1]
+    assert layer["targets"][0]["prob"] == pytest.approx(float(logits.softmax(-1)[token]), abs=1e-6)
+    assert layer["targets"][0]["rank"] == int((logits > logits[token]).sum())
+    assert main(["lens", *PROMPTS, "--model", folder, "--target", "Paris"]) == 2
+    assert "There are 2 prompts and 1 targets: prompt 1 has none" in capsys.readouterr().err
 
 
 def test_what_is_not_finite_is_null_in_json() -> None:
