@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from murano.plotting.files import save_figure as save_figure
     from murano.plotting.lens import plot_lens as plot_lens
     from murano.plotting.overview import plot_overview as plot_overview
+    from murano.plotting.page import lens_page as lens_page
     from murano.plotting.results import draw_results as draw_results
     from murano.plotting.trajectories import plot_trajectories as plot_trajectories
 else:
@@ -21,6 +22,7 @@ else:
             "murano.plotting.files": ["save_figure"],
             "murano.plotting.lens": ["plot_lens"],
             "murano.plotting.overview": ["plot_overview"],
+            "murano.plotting.page": ["lens_page"],
             "murano.plotting.results": ["draw_results"],
             "murano.plotting.trajectories": ["plot_trajectories"],
         },
