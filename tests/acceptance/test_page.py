@@ -168,8 +168,11 @@ def test_search_rings_the_cells_that_have_a_token(show: Open) -> None:
     assert marked(page, "lead") == leads
     first = min(layer for layer, _ in hits)
     expect(page.locator("#found")).to_have_text(f"in the top 3 of {len(hits)} cells, first at layer {first}")
-    page.keyboard.press("Enter")
-    assert page.evaluate("[at.row, at.column]") == list(max(hits, key=lambda hit: (hit[1], hit[0])))
+    in_turn = sorted(hits, key=lambda hit: hit[::-1], reverse=True)
+    assert in_turn[0] == (5, 7), "where the page begins"
+    for place in in_turn[1:] + in_turn[:1]:
+        page.keyboard.press("Enter")
+        assert page.evaluate("[at.row, at.column]") == list(place)
     page.fill("#search", "on")  # part of " London" alone
     assert marked(page, "found") == having(" London")
     page.fill("#search", "e")
@@ -303,7 +306,7 @@ def test_nasty_tokens(show: Open) -> None:
     assert page.title() == "Logit lens: </title><script>alert(1)</script>"
     assert page.locator("script").count() == 2, "none came in with a token"
     for word, text in zip(NASTY, written, strict=True):
-        page.fill("#search", text if word.strip(" ") else word)
+        page.fill("#search", word if word and not word.strip(" ") else text)
         assert page.locator("tfoot td.found").count() >= 1, text
     for column in range(n):
         cell(page, 1, column).click()
