@@ -13,8 +13,8 @@ COLUMNS, ROWS = 8, 32
 #: How wide a label may be, and how many of the top k a cell tells when the pointer rests on it.
 WIDTH, HINTS = 12, 3
 
-#: At most 45 % strong: the text, in whatever colour the notebook's theme has, stays legible on it.
-_SHADE, _STRONGEST = "rgba(70,140,210,{:.2f})", 0.45
+#: At most 65 % strong: the text, black or white as the notebook's theme has it, stays legible on it.
+_SHADE, STRONGEST = "rgba(70,140,210,{:.2f})", 0.65
 _CELL = "padding:1px 6px;text-align:center;white-space:pre"
 _NAME = "padding:1px 6px;text-align:right;opacity:.7;font-weight:normal"
 
@@ -40,7 +40,7 @@ def html_table(lens: LogitLensResult, prompt: int = 0) -> str:
         answers = lens.predicted_tokens[final, prompt, columns].tolist()
         lines.append(_line("answer", [_end(lens, token) for token in answers]))
     notes = [
-        html.escape(repr(lens)),
+        f"{html.escape(repr(lens))}.",
         f"Prompt {prompt} of {lens.n_prompts}." if lens.n_prompts > 1 else "",
         f"The last {len(columns)} of {len(there)} tokens." if len(columns) < len(there) else "",
         f"{count} of {len(order)} layers." if count < len(order) else "",
@@ -69,7 +69,7 @@ def _cell(lens: LogitLensResult, layer: int, prompt: int, column: int) -> str:
         if token >= 0
     ]
     hint = "&#10;".join(f"{_label(lens, token)}  {probability:.3f}" for token, probability in top)
-    strength = top[0][1] * _STRONGEST if top and top[0][1] == top[0][1] else 0.0
+    strength = top[0][1] * STRONGEST if top and top[0][1] == top[0][1] else 0.0
     shade = f"background:{_SHADE.format(strength)}"
     return f'<td style="{_CELL};{shade}" title="{hint}">{_label(lens, top[0][0]) if top else "–"}</td>'
 

@@ -35,8 +35,8 @@ CONTRASTS = """() => {
 }"""
 
 #: How strong each cell is shaded, in percent, negative in the other colour.
-PARTS = """rows => rows.map(row => [...row.cells].slice(1).map(td =>
-  (td.classList.contains("minus") ? -1 : 1) * parseFloat(td.style.getPropertyValue("--part"))))"""
+PARTS = """rows => rows.map(row => [...row.cells].slice(1).map(td => (td.classList.contains("minus") ? -0.5 : 0.5) *
+  (parseFloat(td.style.getPropertyValue("--part")) + parseFloat(td.style.getPropertyValue("--more")))))"""
 
 
 @pytest.fixture

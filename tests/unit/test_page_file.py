@@ -21,6 +21,7 @@ from murano.errors import ArtifactError, InputError
 from murano.plotting import lens_page
 from murano.plotting import page as page_module
 from murano.plotting.labels import label
+from murano.plotting.table import STRONGEST
 from murano.results import Results
 from murano.steps.plot import Plot
 
@@ -184,7 +185,7 @@ def test_the_small_table_has_the_numbers_of_the_lens() -> None:
     upper = [(lens.predicted_words[1][0][c], float(lens.max_probs[1, 0, c])) for c in range(2)]
     for (alpha, hint, word), (expected, prob) in zip(cells[:2], upper, strict=True):
         assert word == label(expected) and hint.startswith(f"{word}  {prob:.3f}&#10;")
-        assert float(alpha) == pytest.approx(prob * 0.45, abs=0.006)
+        assert float(alpha) == pytest.approx(prob * STRONGEST, abs=0.006)
     assert cells[3] == ("0.00", "", "–")
 
 
