@@ -7,7 +7,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint clean
+.PHONY: help demo test browser bench lint clean
 
 help:
 	@echo "make demo    see a language model find an answer: a table, a heatmap, a saved run"
@@ -22,8 +22,22 @@ demo: $(STAMP)
 	@echo "What is in the saved run:  $(VENV)/bin/murano show $(DEMO)/run"
 	@echo "Ask something else:        $(VENV)/bin/murano lens \"The capital of France is\""
 
-test: $(STAMP)
+test: $(STAMP) browser
 	$(RUN) -m pytest $(PYTEST)
+
+# The tests of the page drive Chromium. Where there is none it is installed if that needs no password; otherwise this
+# says what to type, and those tests fail. MURANO_NO_BROWSER=1 leaves them out.
+BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
+APT := apt-get -o DPkg::Lock::Timeout=300 -qq
+browser:
+	@test "$$MURANO_NO_BROWSER" != 1 || exit 0; \
+	for name in $(BROWSERS); do command -v $$name >/dev/null && exit 0; done; \
+	if [ "$$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi; \
+	command -v apt-get >/dev/null && $$sudo true 2>/dev/null \
+	&& echo "Installing Chromium, which the tests of the page drive." \
+	&& $$sudo $(APT) update \
+	&& $$sudo env DEBIAN_FRONTEND=noninteractive $(APT) install --yes --no-install-recommends chromium >/dev/null \
+	|| echo "There is no Chromium. Install it (Debian: sudo apt install chromium), or set MURANO_NO_BROWSER=1." >&2
 
 bench: $(STAMP)
 	$(RUN) -m benchmarks.lens $(BENCH)

@@ -22,7 +22,7 @@ EXAMPLES = f"""\
 #: What Murano stands on, and the packages of its extras.
 PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "nnterp", "nnsight", "numpy"),
-    *("matplotlib", "seaborn", "gguf", "accelerate", "vllm"),
+    *("matplotlib", "gguf", "accelerate", "vllm"),
 )
 
 

@@ -63,7 +63,9 @@ def add_to(commands: Any) -> None:
     what.add_argument("--top-k", metavar="K", type=int, default=5, help="tokens to keep per distribution (default: 5)")
     out = parser.add_argument_group("what to write")
     out.add_argument("--json", action="store_true", help="JSON instead of tables on standard output")
-    out.add_argument("--plot", metavar="FILE", help="draw the heatmap: a .png, .pdf or .svg file")
+    out.add_argument(
+        "--plot", metavar="FILE", help="draw the heatmap: a .png, .pdf or .svg file; .html is a page to explore"
+    )
     out.add_argument(
         "--save",
         metavar="DIR",
@@ -126,14 +128,23 @@ def _prompts(args: argparse.Namespace) -> PromptBatch:
 
 
 def _draw(results: Results, file: Path) -> list[str]:
-    """The heatmap of one prompt is FILE, those of a few are FILE-0, FILE-1 and so on; many are in one overview."""
+    """The heatmap of one prompt is FILE, those of a few are FILE-0, FILE-1 and so on; many are in one overview.
+
+    A page has them all.
+    """
     from murano import keys
+
+    lens = results[keys.LOGIT_LENS]
+    if file.suffix.lower() == ".html":
+        from murano.plotting import lens_page
+
+        lens_page(lens, file)
+        return [str(file)]
     from murano.plotting import save_figure
     from murano.plotting.lens import lens_grid
     from murano.plotting.overview import overview_grid
     from murano.plotting.results import MOST_PROMPTS
 
-    lens = results[keys.LOGIT_LENS]
     if lens.n_prompts == 1:
         grids = {file: lens_grid(lens)}
     elif lens.n_prompts > MOST_PROMPTS:

@@ -12,7 +12,7 @@ from murano.artifacts.folder import check_name, check_writable
 from murano.errors import ArtifactError, InputError, MissingExtraError
 
 #: What ``--plot`` can write.
-FIGURES = (".png", ".pdf", ".svg")
+FIGURES = (".png", ".pdf", ".svg", ".html")
 
 
 def figure_file(name: str) -> Path:
@@ -28,7 +28,7 @@ def figure_file(name: str) -> Path:
     if path.is_dir():
         raise InputError(f"--plot {name!r} is a folder: give the name of a file.")
     _check_folder(Path(os.path.abspath(path)).parent, f"--plot {name!r}")
-    if find_spec("matplotlib") is None:
+    if path.suffix.lower() != ".html" and find_spec("matplotlib") is None:
         raise MissingExtraError("--plot", "plot")
     return path
 

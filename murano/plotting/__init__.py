@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from murano.plotting.metrics import plot_decided as plot_decided
     from murano.plotting.metrics import plot_metric as plot_metric
     from murano.plotting.overview import plot_overview as plot_overview
+    from murano.plotting.page import lens_page as lens_page
     from murano.plotting.results import draw_results as draw_results
     from murano.plotting.trajectories import plot_trajectories as plot_trajectories
 else:
@@ -24,6 +25,7 @@ else:
             "murano.plotting.lens": ["plot_lens"],
             "murano.plotting.metrics": ["plot_decided", "plot_metric"],
             "murano.plotting.overview": ["plot_overview"],
+            "murano.plotting.page": ["lens_page"],
             "murano.plotting.results": ["draw_results"],
             "murano.plotting.trajectories": ["plot_trajectories"],
         },

@@ -10,6 +10,7 @@ from murano.errors import InputError
 from murano.plotting.backend import Axes
 from murano.plotting.grid import Grid, Words
 from murano.plotting.lens import MAX_COLUMNS, gaps, title_of, words_at
+from murano.plotting.scales import difference_scale
 from murano.plotting.selection import (
     check_lens,
     check_prompt,
@@ -20,7 +21,7 @@ from murano.plotting.selection import (
     pick_positions,
     row_labels,
 )
-from murano.plotting.values import difference_scale, unit_of, values_of
+from murano.plotting.values import unit_of, values_of
 
 
 def plot_difference(

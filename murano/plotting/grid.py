@@ -8,7 +8,7 @@ from typing import Any
 
 from murano.plotting import fonts
 from murano.plotting.backend import Axes, Line2D, Rectangle, Size, bare_axes, inner_size, np, pyplot_axes
-from murano.plotting.values import Scale
+from murano.plotting.scales import Scale
 
 #: Colours that stay apart for colour-blind readers, on light and on dark cells. Texts outside the cells have colours
 #: of the reader's style, which may be a dark one.

@@ -7,6 +7,7 @@ from typing import Any
 from murano.artifacts.logit_lens import LogitLensResult
 from murano.plotting.backend import Axes
 from murano.plotting.grid import Grid, Words
+from murano.plotting.scales import scale_of
 from murano.plotting.selection import (
     check_lens,
     check_prompt,
@@ -18,7 +19,7 @@ from murano.plotting.selection import (
     row_labels,
     settled_row,
 )
-from murano.plotting.values import scale_of, values_of
+from murano.plotting.values import values_of
 
 #: More columns than this are folded: wider figures fit no page.
 MAX_COLUMNS = 40

@@ -8,8 +8,9 @@ from murano.artifacts.logit_lens import LogitLensResult
 from murano.plotting.backend import Axes
 from murano.plotting.grid import Grid
 from murano.plotting.lens import MAX_COLUMNS, title_of
+from murano.plotting.scales import scale_of
 from murano.plotting.selection import check_lens, final_layer, finite, pick_layers, row_labels, settled_row
-from murano.plotting.values import scale_of, values_of
+from murano.plotting.values import values_of
 
 
 def plot_overview(

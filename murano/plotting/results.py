@@ -14,11 +14,12 @@ from murano.artifacts.logit_lens import LogitLensResult
 from murano.artifacts.metric_table import MetricTable
 from murano.errors import InputError
 from murano.plotting.backend import Figure, figure_of
-from murano.plotting.files import check_formats, figure_bytes, save_figure
+from murano.plotting.files import PAGE, check_formats, figure_bytes, save_figure
 from murano.plotting.grid import Grid
 from murano.plotting.lens import lens_grid
 from murano.plotting.metrics import MetricCurves, decided_curves, metric_curves
 from murano.plotting.overview import overview_grid
+from murano.plotting.page import lens_page
 
 #: A set of more prompts than this is drawn as one overview.
 MOST_PROMPTS = 8
@@ -40,7 +41,7 @@ def draw_results(
         results: values by key; what has no figure is passed over.
         output_dir: the folder to save into; without it nothing is saved.
         show: whether a notebook shows the figures; ``None``: if it is one.
-        formats: the formats to save in: ``"png"``, ``"svg"``, ``"pdf"``.
+        formats: the formats to save in: ``"png"``, ``"svg"``, ``"pdf"``, and ``"html"``, one page to explore all prompts.
         per_prompt: a heatmap for each prompt, or one overview of all; ``None``: heatmaps for up to 8 prompts.
         by: a name in the prompts' metadata: metrics get a line for each group.
 
@@ -52,26 +53,32 @@ def draw_results(
         ArtifactError: a file can't be written.
     """
     names = check_formats(formats)
+    figures = [name for name in names if name != PAGE]
     notebook = show is not False and in_notebook()
     files: list[str] = []
-    drawn = 0
-    for stem, grid in _drawings(results, per_prompt, by):
-        drawn += 1
-        if output_dir is None and not notebook:
-            continue
-        figure = figure_of(grid.draw(bare=True))
-        if output_dir is not None:
-            files += [save_figure(figure, Path(output_dir) / f"{stem}.{name}") for name in names]
-        if notebook:
-            _display(figure, stem)
-        figure.clear()  # axes and figure hold each other: without this they wait for the garbage collector
+    drawn = list(_drawn(results))
+    nowhere = output_dir is None and not notebook
+    for stem, value in [] if nowhere else drawn:
+        for name, drawing in _drawings(stem, value, per_prompt, by) if figures else ():
+            figure = figure_of(drawing.draw(bare=True))
+            if output_dir is not None:
+                files += [save_figure(figure, Path(output_dir) / f"{name}.{ending}") for ending in figures]
+            if notebook:
+                _show(_image(figure, name))
+            figure.clear()  # axes and figure hold each other: without this they wait for the garbage collector
+        if PAGE in names and isinstance(value, LogitLensResult):
+            file = None if output_dir is None else os.fspath(Path(output_dir) / f"{stem}.{PAGE}")
+            page = lens_page(value, file)
+            files += [] if file is None else [file]
+            if notebook:
+                _show(page)
     if not drawn:
         there = ", ".join(f"{str(key)!r}" for key in results) or "none"
         raise InputError(
             f"There is nothing to draw. Results that are there: {there}. "
             "Can be drawn: a LogitLensResult, as LogitLens writes it under 'logit_lens', and the tables of metrics."
         )
-    if output_dir is None and not notebook and show is not False:
+    if nowhere and show is not False:
         warnings.warn(
             "Plot has nowhere to put its figures: this is no notebook. Give Plot(output_dir=...) to save them.",
             stacklevel=3,
@@ -87,31 +94,44 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
+def _drawn(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Each result that has a figure, with a file name for it that has no ending yet."""
+    for key, value in results.items():
+        if isinstance(value, LogitLensResult) or (
+            isinstance(value, MetricTable) and (value.addresses or "depth" in value.columns)
+        ):
+            yield re.sub(r"[^\w.-]+", "_", str(key)).lstrip(".") or "lens", value
+
+
 def _drawings(
-    results: Mapping[str, Any], per_prompt: bool | None, by: str | None
+    stem: str, value: Any, per_prompt: bool | None, by: str | None
 ) -> Iterator[tuple[str, Grid | MetricCurves]]:
     """Each figure's file name without its ending, and what it shows; one at a time, so that memory stays flat."""
-    for key in results:
-        lens = results[key]
-        stem = re.sub(r"[^\w.-]+", "_", str(key)).lstrip(".") or "lens"
-        if isinstance(lens, MetricTable) and (lens.addresses or "depth" in lens.columns):
-            yield stem, metric_curves(lens, by=by) if lens.addresses else decided_curves(lens, by=by)
-        if not isinstance(lens, LogitLensResult):
-            continue
-        if lens.n_prompts > MOST_PROMPTS if per_prompt is None else not per_prompt:
-            yield f"{stem}_overview", overview_grid(lens)
-            continue
-        digits = len(str(lens.n_prompts - 1))
-        for prompt in range(lens.n_prompts):
-            yield stem if lens.n_prompts == 1 else f"{stem}_{prompt:0{digits}}", lens_grid(lens, prompt)
+    if isinstance(value, MetricTable):
+        yield stem, metric_curves(value, by=by) if value.addresses else decided_curves(value, by=by)
+    else:
+        yield from _grids(stem, value, per_prompt)
 
 
-def _display(figure: Figure, name: str) -> None:
-    """Show a figure as an image: pyplot does not know it, so that the notebook will not show it a second time."""
-    from IPython.display import Image, display
+def _grids(stem: str, lens: LogitLensResult, per_prompt: bool | None) -> Iterator[tuple[str, Grid]]:
+    if lens.n_prompts > MOST_PROMPTS if per_prompt is None else not per_prompt:
+        yield f"{stem}_overview", overview_grid(lens)
+        return
+    digits = len(str(lens.n_prompts - 1))
+    for prompt in range(lens.n_prompts):
+        yield stem if lens.n_prompts == 1 else f"{stem}_{prompt:0{digits}}", lens_grid(lens, prompt)
+
+
+def _image(figure: Figure, name: str) -> Any:
+    """A figure as an image: pyplot does not know it, so that the notebook will not show it a second time."""
+    from IPython.display import Image
 
     data = figure_bytes(figure, "png", SCREEN_DPI)
     width = int.from_bytes(data[16:20], "big")  # of a PNG: the first number of its header
-    display(  # type: ignore[no-untyped-call]
-        Image(data=data, format="png", width=round(width * SCREEN_SHRINK), alt=f"Figure: {name}")  # type: ignore[no-untyped-call]
-    )
+    return Image(data=data, format="png", width=round(width * SCREEN_SHRINK), alt=f"Figure: {name}")  # type: ignore[no-untyped-call]
+
+
+def _show(thing: Any) -> None:
+    from IPython.display import display
+
+    display(thing)  # type: ignore[no-untyped-call]

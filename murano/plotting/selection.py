@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from murano.address import STREAM, Address
 from murano.artifacts.logit_lens import LogitLensResult
 from murano.errors import InputError
-from murano.plotting.backend import np
 
 
 def check_lens(lens: object) -> LogitLensResult:
@@ -34,6 +35,26 @@ def check_prompt(lens: LogitLensResult, prompt: object) -> int:
     if not -lens.n_prompts <= index < lens.n_prompts:
         raise InputError(f"Prompt {index} does not exist: there are {lens.n_prompts}, counted from 0.")
     return index % lens.n_prompts
+
+
+def pick_prompts(lens: LogitLensResult, prompts: Any = None) -> list[int]:
+    """The indices of the prompts to show, in the order asked for.
+
+    Args:
+        lens: what was read.
+        prompts: an index or several; ``None`` for all.
+
+    Raises:
+        InputError: one does not exist, or there are none.
+    """
+    if prompts is None:
+        return list(range(lens.n_prompts))
+    chosen = list(dict.fromkeys(check_prompt(lens, prompt) for prompt in _several(prompts)))
+    if not chosen:
+        raise InputError(
+            f"prompts is empty: name some of the {lens.n_prompts}, counted from 0, or leave it out for all."
+        )
+    return chosen
 
 
 def ordered_layers(lens: LogitLensResult) -> list[int]:

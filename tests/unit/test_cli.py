@@ -208,6 +208,14 @@ def test_a_figure_per_prompt_or_one_of_all(folder: str, tmp_path: Path, n: int, 
     assert sorted(path.name for path in tmp_path.iterdir()) == files
 
 
+def test_a_page_of_all_prompts(folder: str, tmp_path: Path) -> None:
+    file = tmp_path / "lens.html"
+    assert main(["lens", *PROMPTS, "--model", folder, "--plot", str(file), "--quiet"]) == 0
+    assert list(tmp_path.iterdir()) == [file]
+    text = file.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>") and text.count('"positions":') == len(PROMPTS)
+
+
 def test_quiet(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lens", PROMPTS[0], "--model", folder, "--save", str(tmp_path / "run"), "-q"]) == 0
     out, err = capsys.readouterr()

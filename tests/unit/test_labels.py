@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.lenses import make_lens
 
 from murano.plotting.labels import columns, html_label, label
 
@@ -88,20 +89,46 @@ def test_any_token_has_a_label_that_can_be_seen(token: str, limit: int) -> None:
     assert "<" not in html_label(token)
 
 
-def test_fonts_that_the_machine_has(tmp_path: Any) -> None:
-    """A character that only an added font has is drawn with that font; without it, it is escaped."""
-    from fontTools.fontBuilder import FontBuilder
-    from fontTools.pens.ttGlyphPen import TTGlyphPen
+@pytest.mark.parametrize("token", ["中国", "\U00012345"])
+def test_fonts_that_the_machine_has(token: str, tmp_path: Path) -> None:
+    """With a font that has its characters a token is drawn; on a machine without one it is escaped. In every format."""
     from matplotlib import font_manager
-    from matplotlib.figure import Figure
 
     from murano.plotting import fonts
     from murano.plotting.files import figure_bytes
+    from murano.plotting.lens import lens_grid
 
-    char = "\U00012345"  # cuneiform: no font of a test machine has it
-    if fonts.has_glyph(char):
-        pytest.skip("a font with this character is installed")
-    assert fonts.label(char) == r"\U00012345"
+    escaped = "".join(f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}" for char in token)
+    lens = make_lens(words=[token, "a"], k=2, positions=3)
+
+    def drawn() -> tuple[set[str], str]:
+        """The texts in the cells, and the figure as SVG."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # matplotlib's: a glyph is missing
+            ax = lens_grid(lens).draw(bare=True)
+            _, svg, _ = (figure_bytes(ax, file_format) for file_format in ("png", "svg", "pdf"))
+        return {text.get_text() for text in ax.texts}, svg.decode("utf-8")
+
+    entries = list(font_manager.fontManager.ttflist)
+    try:
+        font_manager.fontManager.ttflist[:] = [entry for entry in entries if entry.name.startswith("DejaVu")]
+        assert fonts.label(token) == escaped
+        texts, svg = drawn()
+        assert texts == {escaped, "a"} and escaped in svg
+        font_manager.fontManager.addfont(boxes(token, tmp_path / "test.ttf"))
+        assert fonts.label(token) == token and fonts.families([token, "a"])[-1] == "Murano Test"
+        assert fonts.width(token) == pytest.approx(0.6 * len(token), abs=1e-3)
+        texts, svg = drawn()
+        assert texts == {token, "a"} and token in svg and "Murano Test" in svg
+    finally:
+        font_manager.fontManager.ttflist[:] = entries
+    assert fonts.label(token) in (token, escaped)
+
+
+def boxes(chars: str, path: Path) -> Path:
+    """A font that draws these characters as boxes."""
+    from fontTools.fontBuilder import FontBuilder
+    from fontTools.pens.ttGlyphPen import TTGlyphPen
 
     pen = TTGlyphPen(None)
     pen.moveTo((0, 0))
@@ -110,26 +137,12 @@ def test_fonts_that_the_machine_has(tmp_path: Any) -> None:
     pen.closePath()
     builder = FontBuilder(1000, isTTF=True)
     builder.setupGlyphOrder([".notdef", "box"])
-    builder.setupCharacterMap({ord(char): "box"})
+    builder.setupCharacterMap({ord(char): "box" for char in chars})
     builder.setupGlyf({".notdef": pen.glyph(), "box": pen.glyph()})
     builder.setupHorizontalMetrics({".notdef": (600, 0), "box": (600, 0)})
     builder.setupHorizontalHeader(ascent=800, descent=-200)
     builder.setupNameTable({"familyName": "Murano Test", "styleName": "Regular"})
     builder.setupOS2(usWeightClass=400)
     builder.setupPost()
-    builder.save(tmp_path / "test.ttf")
-    entries = list(font_manager.fontManager.ttflist)
-    try:
-        font_manager.fontManager.addfont(tmp_path / "test.ttf")
-        assert fonts.label(char) == char
-        assert fonts.families([char, "a"])[-1] == "Murano Test"
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            figure = Figure()
-            figure.text(0.5, 0.5, f"a{char}", family=fonts.families([char]))
-            for file_format in ("png", "svg", "pdf"):
-                figure_bytes(figure, file_format)
-        assert fonts.width(char) == pytest.approx(0.6, abs=1e-3)
-    finally:
-        font_manager.fontManager.ttflist[:] = entries
-    assert fonts.label(char) == r"\U00012345"
+    builder.save(path)
+    return path

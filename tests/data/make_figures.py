@@ -1,0 +1,59 @@
+"""Makes ``tests/data/figures``: one small image of every kind of figure, to which later ones are compared.
+
+Run it again when a figure is meant to look different, and look at what it has drawn: ``python tests/data/make_figures.py``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.lenses import make_lens
+
+from murano.artifacts.logit_lens import LogitLensResult
+from murano.plotting.difference import difference_grid
+from murano.plotting.files import figure_bytes
+from murano.plotting.lens import lens_grid
+from murano.plotting.overview import overview_grid
+from murano.plotting.trajectories import trajectory_curves
+
+FOLDER = Path(__file__).parent / "figures"
+DPI = 72
+
+
+def _lens(seed: int = 0, **options: int) -> LogitLensResult:
+    return make_lens(layers=8, seed=seed, **options)
+
+
+FIGURES: dict[str, Callable[[], Axes]] = {
+    "lens": lambda: lens_grid(_lens(positions=8)).draw(bare=True),
+    "lens_folded": lambda: lens_grid(_lens(positions=60), max_columns=16).draw(bare=True),
+    "lens_window": lambda: lens_grid(_lens(positions=60), positions=slice(20, 32), layers=[0, 3, 7]).draw(bare=True),
+    "lens_wide": lambda: lens_grid(_lens(positions=100), value="entropy", max_columns=100).draw(bare=True),
+    "difference": lambda: difference_grid(_lens(positions=8), _lens(positions=8, seed=1), names=("base", "tuned")).draw(
+        bare=True
+    ),
+    "trajectories": lambda: trajectory_curves(_lens(positions=8, k=4)).draw(bare=True),
+    "overview": lambda: overview_grid(_lens(positions=3, prompts=12)).draw(bare=True),
+    "overview_many": lambda: overview_grid(_lens(positions=2, prompts=200)).draw(bare=True),
+}
+
+
+def image(name: str) -> bytes:
+    """A figure as a PNG, in the style that matplotlib comes with, whatever the machine's own is."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        return figure_bytes(FIGURES[name](), "png", DPI)
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for figure in FIGURES:
+        (FOLDER / f"{figure}.png").write_bytes(image(figure))
+        print(FOLDER / f"{figure}.png")
