@@ -38,7 +38,9 @@ def scale_of(value: str, numbers: Any) -> Scale:
         return Scale(unit, "Blues", Normalize(0, 1))
     if value == "entropy":
         return Scale(unit, "Purples", Normalize(0, max(high, 1e-3)))
-    if value == "rank" and low >= 1:  # from 1 to the size of the vocabulary: linear colours would show two of them
+    if (
+        value.endswith("rank") and low >= 1
+    ):  # from 1 to the size of the vocabulary: linear colours would show two of them
         return Scale(unit, "Purples_r", LogNorm(1, max(high, 10)))
     if low < 0 < high:
         return difference_scale(unit, numbers)

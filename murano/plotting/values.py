@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from murano.artifacts.logit_lens import LogitLensResult
@@ -15,22 +16,27 @@ UNITS = {"prob": "probability", "entropy": "entropy (nats)"}
 STAT_UNITS = {
     "kl": "KL divergence (nats)",
     "js": "JS divergence (nats)",
-    "rank": "rank",
-    "logprob": "log probability (nats)",
+    "max_prob": "probability of the first choice",
+    "margin": "first probability − second",
+    "surprisal": "surprisal of the next token (nats)",
+    "next_rank": "rank of the next token (1 = first)",
+    "target_prob": "probability of the target",
+    "rank": "rank of the target (1 = first)",
 }
 
 
 def statistics_of(lens: LogitLensResult) -> list[str]:
-    """The names of all statistics that were read."""
-    return [*UNITS, *lens.stats]
+    """The names of all statistics that were read; those of the target where prompts have one."""
+    answers = ["target_prob", "rank"] if lens.target_log_probs is not None else []
+    return list(dict.fromkeys([*UNITS, *lens.stats, *answers]))
 
 
 def values_of(lens: LogitLensResult, value: str) -> Any:
-    """The numbers of a statistic as an array ``[layer, prompt, position]``.
+    """The numbers of a statistic as an array ``[layer, prompt, position]``; ranks are counted from 1, as people do.
 
     Args:
         lens: what was read.
-        value: ``"prob"``, ``"entropy"`` or a name in ``lens.stats``.
+        value: ``"prob"``, ``"entropy"``, a name in ``lens.stats``, or ``"target_prob"`` or ``"rank"`` of the target.
 
     Raises:
         InputError: it was not read; the message says how to get it.
@@ -40,11 +46,20 @@ def values_of(lens: LogitLensResult, value: str) -> Any:
     if value == "entropy":
         return as_array(lens.entropy)
     if isinstance(value, str) and value in lens.stats:
-        return as_array(lens.stats[value])
+        return as_array(lens.stats[value]) + (1 if value == "next_rank" else 0)
+    if value == "target_prob" and lens.target_log_probs is not None:
+        probs = lens.target_log_probs.exp()
+        return as_array(probs.nansum(-1).masked_fill(probs.isnan().all(-1), torch.nan))
+    if value == "rank" and lens.target_ranks is not None:
+        best = torch.where(lens.target_ranks < 0, torch.inf, lens.target_ranks.float()).amin(-1)
+        return as_array(torch.where(best.isinf(), torch.nan, best + 1))
     there = statistics_of(lens)
+    if value in ("target_prob", "rank"):
+        how = "give each prompt a target, LoadPrompts(prompts, targets=[…])"
+    else:
+        how = f"LogitLens(model, stats=({str(value)!r},))"
     raise InputError(
-        f"{value!r} was not read.{nearest(value, there)} There are: {', '.join(there)}. "
-        f"To read another statistic: LogitLens(model, stats=({str(value)!r},))."
+        f"{value!r} was not read.{nearest(value, there)} There are: {', '.join(there)}. To read another statistic: {how}."
     )
 
 

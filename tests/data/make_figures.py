@@ -10,18 +10,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
+import torch
 from matplotlib.axes import Axes
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.lenses import make_lens
 
+from murano.address import Address
 from murano.artifacts.logit_lens import LogitLensResult
+from murano.artifacts.metric_table import MetricTable
 from murano.plotting.difference import difference_grid
 from murano.plotting.files import figure_bytes
 from murano.plotting.lens import lens_grid
+from murano.plotting.metrics import decided_curves, metric_curves
 from murano.plotting.overview import overview_grid
 from murano.plotting.trajectories import trajectory_curves
+from murano.prompts import Prompt, PromptBatch
 
 FOLDER = Path(__file__).parent / "figures"
 DPI = 72
@@ -29,6 +34,24 @@ DPI = 72
 
 def _lens(seed: int = 0, **options: int) -> LogitLensResult:
     return make_lens(layers=8, seed=seed, **options)
+
+
+def _prompts(n: int) -> PromptBatch:
+    return PromptBatch([Prompt(text=f"p{i}", metadata={"kind": ("odd", "even", "$both$")[i % 3]}) for i in range(n)])
+
+
+def _table() -> MetricTable:
+    values = torch.sigmoid(torch.randn(30, 8, generator=torch.Generator().manual_seed(0)) + torch.arange(8) - 5)
+    addresses = tuple(Address(layer) for layer in range(8))
+    columns = tuple(map(str, addresses))
+    about = {"name": "token_prob", "unit": "probability", "model": {"n_layers": 8}}
+    return MetricTable(values=values, columns=columns, addresses=addresses, prompts=_prompts(30), **about)
+
+
+def _depths() -> MetricTable:
+    values = torch.randint(2, 8, (30, 1), generator=torch.Generator().manual_seed(0)).float()
+    about = {"name": "prediction_depth", "unit": "layer", "how": "first layer", "model": {"n_layers": 8}}
+    return MetricTable(values=values, columns=("depth",), prompts=_prompts(30), **about)
 
 
 FIGURES: dict[str, Callable[[], Axes]] = {
@@ -41,6 +64,8 @@ FIGURES: dict[str, Callable[[], Axes]] = {
     ),
     "trajectories": lambda: trajectory_curves(_lens(positions=8, k=4)).draw(bare=True),
     "overview": lambda: overview_grid(_lens(positions=3, prompts=12)).draw(bare=True),
+    "metric": lambda: metric_curves(_table(), by="kind").draw(bare=True),
+    "decided": lambda: decided_curves(_depths()).draw(bare=True),
     "overview_many": lambda: overview_grid(_lens(positions=2, prompts=200)).draw(bare=True),
 }
 

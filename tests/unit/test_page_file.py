@@ -127,7 +127,7 @@ def test_the_file_is_the_page(tmp_path: Path) -> None:
 def test_a_saved_run_has_its_page() -> None:
     lens = load_run(ROOT / "tests/data/run_v1")[keys.LOGIT_LENS]
     data = data_of(lens_page(lens))
-    assert data["layers"] == ["embeddings", "0", "1"] and ["rank", "rank"] in data["stats"]
+    assert data["layers"] == ["embeddings", "0", "1"] and ["rank", "rank of the target (1 = first)"] in data["stats"]
     assert data["prompts"][0]["name"] == "The capital of France"
     assert data["prompts"][1]["name"] == "日本"
 

@@ -108,7 +108,7 @@ def test_other_statistics() -> None:
     ax = plot_lens(lens, value="entropy")
     assert np.array_equal(numbers(ax), lens.entropy[:, 0].numpy())
     assert ax.child_axes[0].get_ylabel() == "entropy (nats)"
-    for name, unit in (("kl", "KL divergence (nats)"), ("rank", "rank"), ("gap", "gap")):
+    for name, unit in (("kl", "KL divergence (nats)"), ("rank", "rank of the target (1 = first)"), ("gap", "gap")):
         ax = plot_lens(lens, value=name)
         assert np.array_equal(numbers(ax), lens.stats[name][:, 0].numpy())
         assert ax.child_axes[0].get_ylabel() == unit
