@@ -27,6 +27,7 @@ class Question:
 
     Args:
         answers: targets and foils of each prompt.
+        mode: how those of several tokens are read.
         tokens: ids whose log-probability and rank are read: targets, foils, and where it is asked for the one that follows in the prompt.
         stats: the statistics that were asked for.
         top_k: how many tokens are kept.
@@ -34,6 +35,7 @@ class Question:
     """
 
     answers: Sequence[Answers]
+    mode: str
     tokens: Int[Tensor, "prompt position token"]
     stats: tuple[str, ...]
     top_k: int
@@ -48,6 +50,7 @@ class Question:
         stats: tuple[str, ...],
         top_k: int,
         vocab_size: int,
+        mode: str = "first",
     ) -> Question:
         """The question for these cells."""
         shape = cells.position_index.shape
@@ -55,7 +58,7 @@ class Question:
         if any(STATS[name].needs == "next" for name in stats):
             tokens = torch.cat([tokens, _following(encoded, cells).unsqueeze(2)], dim=2)
         read_k = max(top_k, min(2, vocab_size)) if "margin" in stats else top_k
-        return cls(answers=answers, tokens=tokens.contiguous(), stats=stats, top_k=top_k, read_k=read_k)
+        return cls(answers=answers, mode=mode, tokens=tokens.contiguous(), stats=stats, top_k=top_k, read_k=read_k)
 
     @property
     def divergences(self) -> list[str]:
@@ -111,7 +114,7 @@ class Question:
         start = 0
         for kind, ids in zip(("target", "foil"), _first_tokens(self.answers), strict=True):
             width = ids.shape[1]
-            texts = tuple(tuple(a.text for a in of[f"{kind}s"]) for of in self.answers)
+            texts = tuple(tuple(a.read_as(self.mode) for a in of[f"{kind}s"]) for of in self.answers)
             columns = slice(start, start + width)
             found |= {
                 f"{kind}_texts": texts if width else (),
@@ -214,8 +217,10 @@ def answer_notes(answers: Sequence[Answers], target_mode: str) -> list[str]:
     long = [(i, a) for i, of in enumerate(answers) for a in (*of["targets"], *of["foils"]) if len(a.ids) > 1]
     if not long or target_mode != "first":
         return []
-    prompt, answer = long[0]
+    prompt, answer = next(((i, a) for i, a in long if not a.pieces[0].strip()), long[0])
+    blank = "" if answer.pieces[0].strip() else ", which is only a space and says little"
+    many = len(long) > 1
     return [
-        f"{len(long)} target{'s' if len(long) > 1 else ''} of several tokens {'are' if len(long) > 1 else 'is'} read by the first one: "
-        f"of {answer} at prompt {prompt}, {answer.pieces[0]!r}. target_mode='sequence' reads all of it."
+        f"{len(long)} target{'s' if many else ''} of several tokens {'are' if many else 'is'} read by the first one: "
+        f"of {answer} at prompt {prompt}, {answer.pieces[0]!r}{blank}. target_mode='sequence' reads all of it."
     ]

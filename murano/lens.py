@@ -10,7 +10,7 @@ import importlib.metadata
 import logging
 import warnings
 from collections.abc import Collection, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ def logit_lens(
     ]
     cells = Cells.of(encoded, read_at)
     n_cells = cells.input_ids.numel()
-    question = Question.of(answers, encoded, cells, wanted_stats, top_k, model.vocab_size)
+    question = Question.of(answers, encoded, cells, wanted_stats, top_k, model.vocab_size, target_mode)
     tables = question.tables(len(addresses), n_cells)
     if keep == "residuals":
         tables.residuals = _whole(len(addresses), n_cells, model.d_model, dtype=model.anatomy.stream_dtype)
@@ -146,6 +146,7 @@ def logit_lens(
         input_ids=cells.input_ids,
         attention_mask=cells.position_index >= 0,
         position_index=cells.position_index,
+        lengths=torch.tensor([0 if i in left_out else len(ids) for i, ids in enumerate(encoded)]),
         words=model.words,
         model=describe(model),
         readout=model.check_readout().to_dict(),
@@ -173,7 +174,8 @@ def reread(
     Args:
         lens: read with ``keep="residuals"``.
         model: the model that it was read from.
-        targets: the answer of each prompt, as in ``LoadPrompts``; without them those that the prompts carry.
+        targets: the answer of each prompt, as in ``LoadPrompts``, read by its first token; without targets and foils the answers stay as
+            they were read.
         foils: what each target is compared with.
         stats: further statistics of each cell; divergences need the last layer among those that were kept.
         top_k: how many tokens to keep; as many as before without it.
@@ -187,22 +189,39 @@ def reread(
     """
     if lens.residuals is None or lens.prompts is None:
         raise InputError('No residuals were kept. Read with LogitLens(model, keep="residuals") first.')
-    if (n := model.n_layers) != lens.model.get("n_layers", n) or model.d_model != lens.residuals.shape[-1]:
-        raise InputError(f"{model.model_id} is not the model that was read: {lens.model.get('model_id')}.")
-    prompts = as_prompts(lens.prompts, targets=targets, foils=foils)
+    check_top_k(top_k if top_k is not None else 1, model.vocab_size)
+    then, now = lens.model.get("weights"), model.weights
+    if model.d_model != lens.residuals.shape[-1] or (then is not None and then != now):
+        raise InputError(
+            f"{model.model_id} is not the model that was read, {lens.model.get('model_id')}: "
+            f"{'its weights differ' if model.d_model == lens.residuals.shape[-1] else 'its residual stream has another width'}."
+        )
+    anew = targets is not None or foils is not None
+    prompts = lens.prompts
+    if anew:
+        bare = PromptBatch([replace(p, targets=() if targets is not None else p.targets, foils=()) for p in prompts])
+        prompts = as_prompts(bare, targets=targets, foils=foils)
     encoded = [batching.encode(prompt, model.tokenizer) for prompt in prompts]
-    answers = [answers_of(p, ids, model.tokenizer, model.vocab_size) for p, ids in zip(prompts, encoded, strict=True)]
+    nothing: Answers = {"targets": [], "foils": []}
+    answers = [
+        answers_of(p, ids, model.tokenizer, model.vocab_size) if anew else nothing
+        for p, ids in zip(prompts, encoded, strict=True)
+    ]
     cells = Cells(lens.input_ids, lens.position_index)
-    wanted = parse_stats(stats)
-    question = Question.of(answers, encoded, cells, wanted, top_k or lens.top_ids.shape[-1], model.vocab_size)
+    k = top_k if top_k is not None else lens.top_ids.shape[-1]
+    question = Question.of(answers, encoded, cells, parse_stats(stats), k, model.vocab_size)
     tables = question.tables(len(lens.addresses), lens.input_ids.numel())
     reader = question.reader(model, lens.addresses, tables, max_chunk_bytes, "torch")
     reader.read_residuals(lens.residuals.flatten(1, 2), cells.position_index.flatten() >= 0)
-    return LogitLensResult(
-        **{f.name: getattr(lens, f.name) for f in fields(lens)}
-        | question.fields(tables, (len(lens.addresses), *lens.input_ids.shape))
-        | {"prompts": prompts, "target_mode": "first"}
-    )
+    found = question.fields(tables, (len(lens.addresses), *lens.input_ids.shape))
+    if anew:
+        kept = [note for note in lens.notes if "of several tokens" not in note]
+        new = answer_notes(answers, "first")
+        _warn(new)
+        found |= {"prompts": prompts, "target_mode": "first", "notes": (*kept, *new)}
+    else:
+        found = {name: value for name, value in found.items() if not name.startswith(("target_", "foil_"))}
+    return LogitLensResult(**{f.name: getattr(lens, f.name) for f in fields(lens)} | found)
 
 
 def read_all(
@@ -350,6 +369,7 @@ def describe(model: MuranoModel) -> dict[str, Any]:
         "n_heads": model.n_heads,
         "d_model": model.d_model,
         "vocab_size": model.vocab_size,
+        "weights": model.weights,
         "versions": {name: _version(name) for name in packages},
     }
 

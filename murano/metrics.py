@@ -6,7 +6,8 @@ count as one: their probabilities are added, the best of their ranks is taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from murano.artifacts.logit_lens import LogitLensResult
 from murano.artifacts.metric_table import MetricTable
-from murano.errors import InputError
+from murano.errors import InputError, nearest
 
 
 def token_prob(lens: LogitLensResult, of: str = "target", position: int = -1) -> MetricTable:
@@ -24,7 +25,7 @@ def token_prob(lens: LogitLensResult, of: str = "target", position: int = -1) ->
     Args:
         lens: what was read.
         of: ``"target"`` or ``"foil"``.
-        position: index on the position axis; -1 is each prompt's last token.
+        position: index of a token in each prompt; -1 is its last one.
 
     Raises:
         InputError: no prompt carries a target, or it was not read at this position.
@@ -37,9 +38,11 @@ def token_prob(lens: LogitLensResult, of: str = "target", position: int = -1) ->
 def match(lens: LogitLensResult, position: int = -1) -> MetricTable:
     """Whether each layer's first choice is the prompt's target: 1 or 0.
 
+    A target that ties with another token for the first place counts as first.
+
     Args:
         lens: what was read.
-        position: index on the position axis; -1 is each prompt's last token.
+        position: index of a token in each prompt; -1 is its last one.
 
     Raises:
         InputError: no prompt carries a target.
@@ -57,7 +60,7 @@ def rank(lens: LogitLensResult, of: str = "target", position: int = -1) -> Metri
     Args:
         lens: what was read.
         of: ``"target"`` or ``"foil"``.
-        position: index on the position axis; -1 is each prompt's last token.
+        position: index of a token in each prompt; -1 is its last one.
 
     Raises:
         InputError: no prompt carries a target.
@@ -72,7 +75,7 @@ def logit_diff(lens: LogitLensResult, position: int = -1) -> MetricTable:
 
     Args:
         lens: what was read.
-        position: index on the position axis; -1 is each prompt's last token.
+        position: index of a token in each prompt; -1 is its last one.
 
     Raises:
         InputError: no prompt carries a target, or none a foil.
@@ -90,24 +93,24 @@ def prediction_depth(lens: LogitLensResult, of: str = "prediction", position: in
     Args:
         lens: what was read, its last layer included.
         of: ``"prediction"`` for the model's own, ``"target"`` for the prompt's target: NaN where the model does not end with it.
-        position: index on the position axis; -1 is each prompt's last token.
+        position: index of a token in each prompt; -1 is its last one.
 
     Raises:
         InputError: the last layer was not read, or ``"target"`` and no prompt carries one.
     """
+    _check_of(of, ("prediction", "target"))
     order = _in_depth(lens, needs_last=True)
     if of == "target":
         ranks, left_out = _ranks(lens, "target", position)
         right = (ranks == 0)[:, order]
-    elif of == "prediction":
-        first = lens.predicted_tokens[order, :, position].T
-        right, left_out = (first == first[:, -1:]) & (first >= 0), _no_cell(lens, position)
     else:
-        raise InputError(f"of={of!r} is unknown. Use 'prediction' or 'target'.")
+        prompts, columns, left_out = _columns(lens, position)
+        first = lens.predicted_tokens[:, prompts, columns][order].T
+        right = (first == first[:, -1:]) & (first >= 0) & ~lens.max_probs[:, prompts, columns][order].T.isnan()
+        right[[int(prompt) for prompt in left_out]] = False
     depth = _first_that_stays(right, _layers(lens, order))
-    missing = {
-        str(i): "the last layer's first choice is not the target" for i in depth.isnan().nonzero().flatten().tolist()
-    }
+    why = "the last layer's first choice is not the target" if of == "target" else "its logits are not finite"
+    missing = {str(i): why for i in depth.isnan().nonzero().flatten().tolist()}
     how = f"first layer from which the first choice stays the {of}{_position(position)}"
     return _of_prompts(lens, "prediction_depth", {"depth": depth}, "layer", "lower", how, {**missing, **left_out})
 
@@ -118,18 +121,17 @@ def commitment(lens: LogitLensResult, threshold: float = 0.5, position: int = -1
     Columns: ``depth``, the first layer from which the probability stays above the threshold (NaN if it ends below); ``area``, the mean
     of the probability over depth, by the trapezoid rule on depth from 0 to 1; ``jump``, the largest rise from one layer to the next;
     ``jump_layer``, the layer that it rises to; ``jump_share``, that rise as a share of the rise from the lowest probability before
-    to the highest after: 1 is a snap, 1 / (number of layers - 1) an even climb.
+    to the highest after: 1 is a snap, 1 / (number of layers - 1) an even climb; NaN where it never rises.
 
     Args:
         lens: what was read, of two layers at least.
         threshold: a probability.
-        position: index on the position axis; -1 is each prompt's last token.
+        position: index of a token in each prompt; -1 is its last one.
 
     Raises:
         InputError: no prompt carries a target, one layer only, or a threshold outside 0 to 1.
     """
-    if not 0 < threshold < 1:
-        raise InputError(f"threshold={threshold!r} must lie between 0 and 1: 0.5.")
+    _check_share("threshold", threshold)
     order = _in_depth(lens)
     if len(order) < 2:
         raise InputError("A rise needs two layers: read more of them, LogitLens(model, layers='all').")
@@ -177,31 +179,76 @@ METRICS: dict[str, Callable[..., MetricTable]] = {
 
 
 def _answers(lens: LogitLensResult, of: str, position: int) -> tuple[Tensor, Tensor, dict[str, str]]:
-    """Log-probabilities and ranks ``[layer, prompt, answer]``, and which prompts have none."""
-    if of not in ("target", "foil"):
-        raise InputError(f"of={of!r} is unknown. Use 'target' or 'foil'.")
+    """Log-probabilities and ranks ``[layer, prompt, answer]``, and why prompts have none."""
+    _check_of(of, ("target", "foil"))
     log_probs, ranks = getattr(lens, f"{of}_log_probs"), getattr(lens, f"{of}_ranks")
     if log_probs is None:
-        kept = (
-            f"; or read the residuals that were kept again: murano.reread(lens, model, {of}s=[…])"
-            if lens.residuals is not None
-            else ""
-        )
+        kept = f"; or read the residuals that were kept again: murano.reread(lens, model, {of}s=[…])"
         raise InputError(
-            f"No {of} was read: give one to each prompt, LoadPrompts(prompts, {of}s=[…]), before LogitLens reads them{kept}."
+            f"No {of} was read: give one to each prompt, LoadPrompts(prompts, {of}s=[…]), before LogitLens reads them"
+            f"{kept if lens.residuals is not None else ''}."
         )
-    width = log_probs.shape[2]
-    if not -width <= position < width:
-        raise InputError(f"Position {position} does not exist: {width} positions were read; the last is -1.")
-    left_out = _no_cell(lens, position)
-    for prompt, texts in enumerate(getattr(lens, f"{of}_texts")):
-        if not texts:
-            left_out.setdefault(str(prompt), f"it has no {of}")
-    if lens.target_mode == "sequence" and position not in (-1, width - 1):
+    if lens.target_mode == "sequence" and position != -1:
         raise InputError(
             "With target_mode='sequence' a target is read at each prompt's last position only: position=-1."
         )
-    return log_probs[:, :, position], ranks[:, :, position], left_out
+    prompts, columns, left_out = _columns(lens, position)
+    log_probs, ranks = log_probs.clone(), ranks.clone()
+    chosen_p, chosen_r = log_probs[:, prompts, columns], ranks[:, prompts, columns]
+    for prompt, texts in enumerate(getattr(lens, f"{of}_texts")):
+        if not texts:
+            left_out.setdefault(str(prompt), f"it has no {of}")
+    gone = [int(prompt) for prompt in left_out]
+    chosen_p[:, gone], chosen_r[:, gone] = torch.nan, -1
+    for prompt in chosen_p.isnan().all(-1).all(0).nonzero().flatten().tolist():
+        left_out.setdefault(str(prompt), "its logits are not finite")
+    return chosen_p, chosen_r, left_out
+
+
+def _columns(lens: LogitLensResult, position: int) -> tuple[Tensor, Tensor, dict[str, str]]:
+    """The column of a position in each prompt, and why a prompt has none."""
+    columns, left_out = [], {}
+    for prompt in range(lens.n_prompts):
+        try:
+            columns.append(lens.column(prompt, position))
+        except InputError as error:
+            columns.append(0)
+            left_out[str(prompt)] = str(error)
+    if len(left_out) == lens.n_prompts:
+        raise InputError(next(iter(left_out.values()), "There are no prompts."))
+    return torch.arange(lens.n_prompts), torch.tensor(columns), left_out
+
+
+def _check_of(of: Any, allowed: tuple[str, ...]) -> None:
+    if of not in allowed:
+        raise InputError(f"of={of!r} is unknown.{nearest(of, allowed)} Use {' or '.join(map(repr, allowed))}.")
+
+
+def _check_share(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1:
+        raise InputError(f"{name}={value!r} must be a number between 0 and 1, such as 0.5.")
+
+
+def check_options(metric: str, options: Mapping[str, Any]) -> None:
+    """Refuse options of a metric that can't be right, before a lens is read.
+
+    Args:
+        metric: its name in :data:`METRICS`.
+        options: what is passed to it.
+
+    Raises:
+        InputError: an unknown option, or a value that it can't have.
+    """
+    known = list(inspect.signature(METRICS[metric]).parameters)[1:]
+    for name, value in options.items():
+        if name not in known:
+            raise InputError(f"{metric} takes no {name!r}.{nearest(name, known)} It takes: {', '.join(known)}.")
+        if name == "of":
+            _check_of(value, ("prediction", "target") if metric == "prediction_depth" else ("target", "foil"))
+        if name == "threshold":
+            _check_share(name, value)
+        if name == "position" and (isinstance(value, bool) or not hasattr(value, "__index__")):
+            raise InputError(f"position={value!r} must be the index of a token in its prompt; -1 is the last one.")
 
 
 def _log_probs(lens: LogitLensResult, of: str, position: int) -> tuple[Float[Tensor, "prompt layer"], dict[str, str]]:
@@ -215,11 +262,6 @@ def _ranks(lens: LogitLensResult, of: str, position: int) -> tuple[Float[Tensor,
     _, ranks, left_out = _answers(lens, of, position)
     best = torch.where(ranks < 0, torch.inf, ranks.float()).amin(dim=-1)
     return torch.where(best.isinf(), torch.nan, best).T, left_out
-
-
-def _no_cell(lens: LogitLensResult, position: int) -> dict[str, str]:
-    there = lens.attention_mask[:, position]
-    return {str(i): "it was left out or has no such position" for i in (~there).nonzero().flatten().tolist()}
 
 
 def _in_depth(lens: LogitLensResult, *, needs_last: bool = False) -> list[int]:

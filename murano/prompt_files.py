@@ -50,7 +50,8 @@ def read_prompt_file(path: str | Path, *, chat: bool = False, fields: Mapping[st
     names = {name: (fields[name],) if fields and name in fields else known for name, known in NAMES.items()}
     found = [_prompt(record, names, f"{path.name}, {where}", chat) for where, record in reader(text, path)]
     if not found:
-        raise InputError(f"There are no prompts in {str(path)!r}: it should hold a record for each.")
+        under = ", under a line with the names of the fields" if path.suffix.lower() == ".csv" else ""
+        raise InputError(f"There are no prompts in {str(path)!r}: it should hold a record for each{under}.")
     return PromptBatch(found)
 
 
@@ -94,7 +95,10 @@ def _prompt(record: Any, names: Mapping[str, tuple[str, ...]], where: str, chat:
         }
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
-    rest = {str(k): v for k, v in record.items() if k not in used.values()}
+    answers_of = (*names["target"], *names["foil"])  # empty ones are no metadata
+    rest = {
+        str(k): v for k, v in record.items() if k not in used.values() and not (k in answers_of and v in (None, ""))
+    }
     return Prompt(text=prompt.text, messages=prompt.messages, token_ids=prompt.token_ids, metadata=rest, **answers)
 
 
@@ -119,7 +123,13 @@ def _json(text: str, path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _csv(text: str, path: Path) -> Iterator[tuple[str, Any]]:
-    rows = csv.DictReader(text.splitlines(keepends=True), skipinitialspace=False)
+    header = text.partition("\n")[0]
+    delimiter = next((sign for sign in (",", ";", "\t") if sign in header), ",")
+    rows = csv.DictReader(text.splitlines(keepends=True), delimiter=delimiter)
+    rows.fieldnames = names = [name.strip() for name in rows.fieldnames or ()]
+    twice = [name for i, name in enumerate(names) if name in names[:i]]
+    if twice:
+        raise InputError(f"{path.name}, line 1: there are two columns {twice[0]!r}.")
     for record in rows:
         if None in record:
             raise InputError(f"{path.name}, line {rows.line_num}: more values than there are columns ({record[None]}).")

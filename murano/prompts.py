@@ -133,6 +133,8 @@ def as_answers(value: Any, what: str, index: int) -> tuple[str | int, ...]:
             raise InputError(
                 f"{what}[{index}] is {value!r:.80}: it must be a string that continues the prompt, a token id, or a list of these."
             )
+        if isinstance(answer, str) and not _is_text(answer):
+            raise InputError(f"{what}[{index}] is not UTF-8 text: {answer!r:.80}.")
     return answers
 
 
@@ -157,6 +159,14 @@ def is_prompt_file(text: str | Path) -> bool:
     return str(text).endswith((".txt", ".jsonl", ".csv", ".json")) and os.path.isfile(text)
 
 
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _is_chat(item: Any) -> bool:
     return isinstance(item, Sequence) and len(item) > 0 and all(isinstance(m, Mapping) and "role" in m for m in item)
 
@@ -169,10 +179,8 @@ def _as_prompt(item: Any, index: int, chat: bool) -> Prompt:
     if isinstance(item, str):
         if not item.strip():
             raise InputError(f"Prompt {index} {'holds only whitespace' if item else 'is empty'}: {item!r:.80}.")
-        try:
-            item.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(f"Prompt {index} is not UTF-8 text: {item!r:.80} ({error.reason}).") from None
+        if not _is_text(item):
+            raise InputError(f"Prompt {index} is not UTF-8 text: {item!r:.80}.")
         return Prompt(messages=({"role": "user", "content": item},)) if chat else Prompt(text=item)
     if _is_chat(item):
         return Prompt(messages=tuple(dict(message) for message in item))

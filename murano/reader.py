@@ -269,7 +269,9 @@ class Reader:
         tables.log_normalizer.view(-1)[place] = stats.log_normalizer.cpu()
         if tokens is not None and stats.token_log_probs is not None and stats.token_ranks is not None:
             nobody = tokens < 0
-            tables.token_log_probs.flatten(0, 1)[place] = stats.token_log_probs.cpu().masked_fill(nobody, torch.nan)
+            log_probs = stats.token_log_probs.cpu().masked_fill(nobody, torch.nan)
+            nobody = log_probs.isnan()  # nor is there a rank among logits that are not finite
+            tables.token_log_probs.flatten(0, 1)[place] = log_probs
             ranks = stats.token_ranks.to("cpu", torch.int32)
             tables.token_ranks.flatten(0, 1)[place] = ranks.masked_fill(nobody, NO_RANK)
         for table, name in zip(tables.divergences, self.divergences, strict=True):

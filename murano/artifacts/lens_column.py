@@ -19,38 +19,33 @@ class LensColumn:
         addresses: the layers.
         words: what each predicts.
         probs: how probable that is.
-        targets: the accepted answers, where there are any.
-        target_probs: the probability of each.
-        target_ranks: how many tokens are more probable than each.
+        answers: text, probability and rank through depth of each target and foil.
     """
 
     addresses: tuple[Address, ...]
     words: tuple[str, ...]
     probs: Float[Tensor, " layer"]
-    targets: tuple[str, ...] = ()
-    target_probs: Float[Tensor, "layer target"] | None = None
-    target_ranks: Int[Tensor, "layer target"] | None = None
+    answers: tuple[tuple[str, Float[Tensor, " layer"], Int[Tensor, " layer"]], ...] = ()
 
     def text(self, width: int = 30) -> str:
-        """The table: address, prediction, probability, a bar; then each target's probability and rank.
+        """The table: address, prediction, probability, a bar; then each target's and foil's probability and rank.
 
         Args:
             width: length of the bar of a probability of 1.
         """
-        aside = [f"  {f'p({target!r})':>12} {'rank':>6}" for target in self.targets]
-        bars = f"{'':<{width}}" if aside else ""
-        lines = [f"{'layer':>16}  {'prediction':<16} probability{bars}{''.join(aside)}".rstrip()]
+        heads = [f"p({text!r})" for text, _, _ in self.answers]
+        aside = "".join(f"  {head:>12} {'rank':>6}" for head in heads)
+        lines = [f"{'layer':>16}  {'prediction':<16} probability"]
+        if aside:
+            lines[0] = f"{lines[0]:<{44 + width}}{aside}"
         for layer, (address, word) in enumerate(zip(self.addresses, self.words, strict=True)):
             probability = float(self.probs[layer])
             bar = "#" * int(probability * width) if probability == probability else ""
             line = f"{address!s:>16}  {word!r:<16} {probability:5.3f}  {bar}"
-            for target, said in enumerate(self.targets):
-                assert self.target_probs is not None and self.target_ranks is not None
-                room = max(12, len(f"p({said!r})"))
-                line = f"{line:<{47 + width}}" if target == 0 else line
-                line += (
-                    f"  {float(self.target_probs[layer, target]):>{room}.3f} {int(self.target_ranks[layer, target]):>6}"
-                )
+            if aside:
+                line = f"{line:<{44 + width}}"
+                for head, (_, probs, ranks) in zip(heads, self.answers, strict=True):
+                    line += f"  {float(probs[layer]):>{max(12, len(head))}.3f} {int(ranks[layer]):>6}"
             lines.append(line.rstrip())
         return "\n".join(lines)
 

@@ -33,6 +33,7 @@ class LogitLensResult:
         attention_mask: whether a position holds a token of the prompt.
         position_index: the index of each position in its prompt, from 0; -1 where there is none.
         words: the text of every id that occurs.
+        lengths: how many tokens each prompt has, whether they were read or not; 0 for one that was left out.
         model: what was read: ``model_id``, ``revision``, ``dtype``, ``n_layers``, ``vocab_size``, versions of packages.
         readout: the proof that this readout is the model's own, as ``model.check_readout()`` returned it.
         stats: further statistics by name, each ``[layer, prompt, position]``; see :mod:`murano.readout.stats`.
@@ -68,6 +69,7 @@ class LogitLensResult:
     model: Mapping[str, Any] = field(default_factory=dict)
     readout: Mapping[str, Any] = field(default_factory=dict)
     stats: Mapping[str, Float[Tensor, "layer prompt position"]] = field(default_factory=dict)
+    lengths: Int[Tensor, " prompt"] | None = None
     prompts: PromptBatch | None = None
     target_mode: str = "first"
     target_texts: tuple[tuple[str, ...], ...] = ()
@@ -164,7 +166,7 @@ class LogitLensResult:
 
         def cut(value: Any, name: str) -> Any:
             if isinstance(value, Tensor):
-                if name in ("target_ids", "foil_ids"):
+                if name in ("target_ids", "foil_ids", "lengths"):
                     return value[chosen]
                 by_prompt = name in ("input_ids", "attention_mask", "position_index")
                 return value[chosen, start:] if by_prompt else value[:, chosen, start:]
@@ -184,29 +186,63 @@ class LogitLensResult:
     def __iter__(self) -> Iterator[LogitLensResult]:
         return (self[prompt] for prompt in range(self.n_prompts))
 
+    def column(self, prompt: int = 0, position: int = -1) -> int:
+        """Where a token of a prompt stands on the position axis.
+
+        Args:
+            prompt: index of the prompt.
+            position: index of the token in its prompt; -1 is the prompt's last token.
+
+        Raises:
+            InputError: there is no such prompt, it was left out, or that position was not read.
+        """
+        for name, value in (("prompt", prompt), ("position", position)):
+            if isinstance(value, bool) or not hasattr(value, "__index__"):
+                raise InputError(f"A {name} is given by its index, not by {value!r}.")
+        if not -self.n_prompts <= prompt < self.n_prompts:
+            raise InputError(f"Prompt {prompt} does not exist: there are {self.n_prompts}, counted from 0.")
+        prompt %= self.n_prompts
+        read = self.position_index[prompt].tolist()
+        length = int(self.lengths[prompt]) if self.lengths is not None else max(read, default=-1) + 1
+        if max(read, default=-1) < 0:
+            raise InputError(self.why_left_out(prompt))
+        wanted = position + length if position < 0 else position
+        if wanted not in read or wanted < 0:
+            there = sorted(index for index in read if index >= 0)
+            those = f"{len(there)} of them were read" if len(there) > 8 else f"read: {', '.join(map(str, there))}"
+            raise InputError(f"Position {position} of prompt {prompt} was not read: it has {length} tokens; {those}.")
+        return read.index(wanted)
+
+    def why_left_out(self, prompt: int) -> str:
+        """Why nothing was read of a prompt, in words."""
+        said = [note for note in self.notes if note.startswith(f"Prompt {prompt} ")]
+        return said[0] if said else f"Prompt {prompt} was left out."
+
     def at(self, prompt: int = 0, position: int = -1) -> LensColumn:
         """What each layer predicts at one position; printed, it is a table with a line per layer.
 
         Args:
             prompt: index of the prompt.
-            position: index on the position axis; -1 is the prompt's last token.
+            position: index of the token in its prompt; -1 is the prompt's last token.
 
         Raises:
-            InputError: there is no such prompt or position.
+            InputError: there is no such prompt, or that position was not read.
         """
-        self._check_cell(prompt, position)
-        targets: list[str] = []
-        log_probs, ranks = self.target_log_probs, self.target_ranks
-        if log_probs is not None and ranks is not None:
-            targets = list(self.target_texts[prompt])
-        n = len(targets)
+        column = self.column(prompt, position)
+        answers: list[Any] = []
+        for kind in ("target", "foil"):
+            log_probs, ranks = getattr(self, f"{kind}_log_probs"), getattr(self, f"{kind}_ranks")
+            if log_probs is not None:
+                texts = getattr(self, f"{kind}_texts")[prompt]
+                answers += [
+                    (text, log_probs[:, prompt, column, i].exp(), ranks[:, prompt, column, i])
+                    for i, text in enumerate(texts)
+                ]
         return LensColumn(
             addresses=self.addresses,
-            words=tuple(self.predicted_words[layer][prompt][position] for layer in range(len(self.addresses))),
-            probs=self.max_probs[:, prompt, position],
-            targets=tuple(targets),
-            target_probs=log_probs[:, prompt, position, :n].exp() if log_probs is not None else None,
-            target_ranks=ranks[:, prompt, position, :n] if ranks is not None else None,
+            words=tuple(self.predicted_words[layer][prompt][column] for layer in range(len(self.addresses))),
+            probs=self.max_probs[:, prompt, column],
+            answers=tuple(answers),
         )
 
     def table(self, prompt: int = 0, position: int = -1, *, width: int = 30) -> str:
@@ -214,7 +250,7 @@ class LogitLensResult:
 
         Args:
             prompt: index of the prompt.
-            position: index on the position axis; -1 is the prompt's last token.
+            position: index of the token in its prompt; -1 is the prompt's last token.
             width: length of the bar of a probability of 1.
 
         Raises:
@@ -231,22 +267,6 @@ class LogitLensResult:
         from murano.tables import lens_frame
 
         return lens_frame(self)
-
-    def _check_cell(self, prompt: int, position: int) -> None:
-        prompts, positions = self.input_ids.shape
-        if not -prompts <= prompt < prompts:
-            raise InputError(f"Prompt {prompt} does not exist: there are {prompts}, counted from 0.")
-        if not -positions <= position < positions or not bool(self.attention_mask[prompt, position]):
-            n = int(self.attention_mask[prompt].sum())
-            raise InputError(
-                f"Position {position} of prompt {prompt} does not exist: {n} positions were read; the last is -1."
-            )
-
-    def _repr_html_(self) -> str | None:
-        """What a notebook shows: the last tokens of the first prompt; nothing but the ``repr`` where that is empty."""
-        from murano.plotting.table import html_table  # here: artifacts know no figures until one is shown
-
-        return html_table(self) if self.top_ids.numel() else None
 
     def __repr__(self) -> str:
         layers, prompts, positions = self.max_probs.shape

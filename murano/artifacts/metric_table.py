@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from murano.address import Address
-from murano.errors import InputError, MissingExtraError, nearest
+from murano.errors import ArtifactError, InputError, MissingExtraError, nearest
 from murano.prompts import PromptBatch
 
 #: Resamples of a bootstrap interval.
@@ -75,6 +75,9 @@ class MetricTable:
             )
         return self.values[:, self.columns.index(name)]
 
+    def __len__(self) -> int:
+        return int(self.values.shape[0])
+
     @property
     def units(self) -> tuple[str, ...]:
         """The unit of each column."""
@@ -119,8 +122,8 @@ class MetricTable:
         Raises:
             InputError: no prompt has such metadata, or a confidence outside 0 to 1.
         """
-        if not 0 < confidence < 1:
-            raise InputError(f"confidence={confidence!r} must lie between 0 and 1: 0.95.")
+        if isinstance(confidence, bool) or not isinstance(confidence, (int, float)) or not 0 < confidence < 1:
+            raise InputError(f"confidence={confidence!r} must be a number between 0 and 1, such as 0.95.")
         groups = self.groups(by)
         values = self.values.double().numpy()
         means, low, high, counts = [], [], [], []
@@ -176,6 +179,9 @@ class MetricTable:
 
         Returns:
             The file.
+
+        Raises:
+            ArtifactError: it can't be written.
         """
         records = self.records()
         names = list(dict.fromkeys(name for record in records for name in record))
@@ -183,7 +189,10 @@ class MetricTable:
         writer = csv.DictWriter(text, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(records)
-        Path(path).write_text(text.getvalue(), encoding="utf-8")
+        try:
+            Path(path).write_text(text.getvalue(), encoding="utf-8")
+        except OSError as error:
+            raise ArtifactError(f"Can't write {os.fspath(path)!r}: {error.strerror or error}.") from None
         return Path(path)
 
     def _repr_html_(self) -> str:
@@ -255,13 +264,20 @@ class MetricSummary:
             [
                 column if same else f"{column} ({self.table.units[j]})",
                 *(
-                    f"{self.mean[i, j]:.3g} [{self.low[i, j]:.3g}, {self.high[i, j]:.3g}]" if self.n[i, j] else "–"
+                    f"{self.mean[i, j]:.3g} [{self.low[i, j]:.3g}, {self.high[i, j]:.3g}]{self._of_fewer(i, j)}"
+                    if self.n[i, j]
+                    else "–"
                     for i in range(len(self.groups))
                 ),
             ]
             for j, column in enumerate(self.table.columns)
         ]
         return header, cells
+
+    def _of_fewer(self, group: int, column: int) -> str:
+        """How many prompts a mean is of, where that is not said at the top."""
+        n, most = int(self.n[group, column]), int(self.n[group].max())
+        return f" (n={n})" if n < most else ""
 
     def _caption(self) -> str:
         table = self.table

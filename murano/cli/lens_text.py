@@ -25,7 +25,7 @@ def as_tables(lens: LogitLensResult, prompts: PromptBatch, only_last: bool) -> s
         for cell in _cells(lens, prompt, only_last):
             if not only_last:
                 parts.append(f"position {int(lens.position_index[prompt, cell])}: {lens.input_words[prompt][cell]!r}")
-            parts.append(lens.table(prompt, cell))
+            parts.append(lens.table(prompt, int(lens.position_index[prompt, cell])))
     return "\n\n".join(parts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -237,6 +238,18 @@ class MuranoModel:
     def device(self) -> torch.device:
         """Where the model takes its tokens."""
         return embedding_device(self.hf_model)
+
+    @property
+    def weights(self) -> str:
+        """What tells these weights from others of the same shapes: a digest of some numbers of every parameter."""
+        digest = hashlib.sha256()
+        for name, parameter in self.hf_model.named_parameters():
+            flat = parameter.detach().as_strided((parameter.numel(),), (1,)) if parameter.is_contiguous() else None
+            if flat is None or not parameter.numel() or parameter.device.type == "meta":
+                continue
+            some = flat[:: max(1, flat.numel() // 8)][:8]
+            digest.update(f"{name} {tuple(parameter.shape)} {some.float().cpu().tolist()}".encode())
+        return digest.hexdigest()[:16]
 
     # Tokens
 

@@ -29,6 +29,10 @@ class Answer:
     ids: tuple[int, ...]
     pieces: tuple[str, ...]
 
+    def read_as(self, mode: str) -> str:
+        """What is read of it: all, or its first token with a mark that more follows."""
+        return self.text if len(self.ids) == 1 or mode == "sequence" else f"{self.pieces[0]}…"
+
     def __str__(self) -> str:
         return repr(self.text) if len(self.ids) == 1 else f"{self.text!r} ({' + '.join(map(repr, self.pieces))})"
 
@@ -64,7 +68,9 @@ def answers_of(
                     f"{what} is {len(answer.ids)} tokens here, {answer}, where one is required. Give another word, the id of one "
                     "token, or target_mode='first' or 'sequence'."
                 )
-            if answer not in found[kind]:
+            # What begins with another accepted answer, as far as it is read, adds nothing to it.
+            if not any(_begins(answer, other, mode) for other in found[kind]):
+                found[kind] = [other for other in found[kind] if not _begins(other, answer, mode)]
                 found[kind].append(answer)
     read = slice(None) if mode == "sequence" else slice(1)
     for foil in found["foils"]:
@@ -77,6 +83,13 @@ def answers_of(
                 )
                 raise InputError(f"foil {foil} {same} ({target}): the difference would be 0 everywhere.")
     return found
+
+
+def _begins(answer: Answer, other: Answer, mode: str) -> bool:
+    """Whether an answer begins with another one, as far as they are read."""
+    if mode != "sequence":
+        return answer.ids[0] == other.ids[0]
+    return answer.ids[: len(other.ids)] == other.ids
 
 
 def _answer(given: str | int, prompt: Prompt, ids: Sequence[int], tokenizer: Any) -> Answer:
@@ -110,14 +123,24 @@ def _decoded(ids: Sequence[int], tokenizer: Any) -> str:
 
 def _needs_space(before: str, text: str) -> bool:
     """Whether a writer would put a space between the two: between words, but not after an opening bracket, a quote or a line's end,
-    not before punctuation, and not in scripts that are written without spaces.
+    not before punctuation, not inside a number, and not in scripts that are written without spaces; after a sign of arithmetic if
+    there is one before it.
     """
     if not before or before[-1].isspace() or text[:1].isspace() or not text[:1].isalnum():
         return False
-    last = before[-1]
-    if last in "([{<\"'`“‘«/\\-_@#$€£¿¡" and not (last in "\"'`" and before.count(last) % 2 == 0):
+    last, earlier = before[-1], before[-2:-1]
+    if _unspaced(last) or _unspaced(text[0]):
         return False
-    return not (_unspaced(last) or _unspaced(text[0]))
+    if last.isalnum() or last in ")]}”»%…?!;:":
+        return True
+    if last in ".,":  # 3.14 and 1,000 are numbers
+        return not (earlier.isdigit() and text[0].isdigit())
+    if last in "\"'`":  # it closes what another one opened
+        return before.count(last) % 2 == 0
+    if last in "([{<“‘«’/\\_@#$€£¿¡—–":
+        return False
+    signs = before[len(before.rstrip("+-*/=<>~^&|%")) :]
+    return before[: len(before) - len(signs)][-1:].isspace()
 
 
 def _unspaced(character: str) -> bool:

@@ -119,6 +119,8 @@ def _grids(stem: str, lens: LogitLensResult, per_prompt: bool | None) -> Iterato
         return
     digits = len(str(lens.n_prompts - 1))
     for prompt in range(lens.n_prompts):
+        if not bool(lens.attention_mask[prompt].any()):  # it was left out
+            continue
         yield stem if lens.n_prompts == 1 else f"{stem}_{prompt:0{digits}}", lens_grid(lens, prompt)
 
 

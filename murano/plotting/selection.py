@@ -88,8 +88,8 @@ def pick_positions(lens: LogitLensResult, prompt: int, positions: Any = None) ->
     Args:
         lens: what was read.
         prompt: index of the prompt.
-        positions: indices on the position axis as in ``lens.table`` (-1 is the prompt's last token), one or several, or
-            a slice; ``"last"``; ``None`` or ``"all"`` for all.
+        positions: indices of tokens in the prompt as in ``lens.at`` (-1 is its last token), one or several, or a slice of what was
+            read; ``"last"``; ``None`` or ``"all"`` for all.
 
     Raises:
         InputError: one does not exist, or there are none.
@@ -98,14 +98,12 @@ def pick_positions(lens: LogitLensResult, prompt: int, positions: Any = None) ->
     if isinstance(positions, str) and positions in ("all", "last"):  # as LogitLens takes them
         positions = -1 if positions == "last" else None
     if positions is None or isinstance(positions, slice):
-        inside = range(len(mask))[positions or slice(None)]
-        chosen = {position for position in inside if mask[position]}
+        there = [column for column, is_there in enumerate(mask) if is_there]
+        chosen = set(there[positions or slice(None)])
     else:
         chosen = set()
         for given in _several(positions):
-            position = _as_int(given, "position")
-            lens._check_cell(prompt, position)
-            chosen.add(position % len(mask))
+            chosen.add(lens.column(prompt, _as_int(given, "position")))
     if not chosen:
         raise InputError(
             f"There are no positions to draw: prompt {prompt} has {sum(mask)}, and positions={positions!r}."

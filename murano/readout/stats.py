@@ -117,12 +117,12 @@ STATS = {
 
 
 def parse_stats(stats: Any) -> tuple[str, ...]:
-    """The statistics that are asked for, each once.
+    """The statistics that are asked for, each once: a tuple of names, or one string with commas between them.
 
     Raises:
         InputError: one is unknown.
     """
-    names = (stats,) if isinstance(stats, str) else tuple(stats or ())
+    names = tuple(n.strip() for n in stats.split(",")) if isinstance(stats, str) else tuple(stats or ())
     for name in names:
         if name not in STATS:
             raise InputError(f"Statistic {name!r} is unknown.{nearest(name, STATS)} There are: {', '.join(STATS)}.")

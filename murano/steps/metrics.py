@@ -15,33 +15,29 @@ class MetricStep(Step):
     """Reads ``keys.LOGIT_LENS`` and writes one metric of it, a :class:`~murano.artifacts.metric_table.MetricTable`.
 
     Args:
+        key: the name to write it under, where one metric is wanted twice: ``TokenProb(of="foil", key="foil_prob")``.
         options: of the function of the same name in :mod:`murano.metrics`: ``position``, say.
     """
 
     metric: ClassVar[str]
     reads = (keys.LOGIT_LENS,)
 
-    def __init__(self, **options: Any) -> None:
-        import inspect
+    def __init__(self, *, key: str | None = None, **options: Any) -> None:
+        from murano.metrics import check_options
 
-        from murano.errors import InputError, nearest
-        from murano.metrics import METRICS
-
-        known = list(inspect.signature(METRICS[self.metric]).parameters)[1:]
-        for name in options:
-            if name not in known:
-                raise InputError(
-                    f"{type(self).__name__} takes no {name!r}.{nearest(name, known)} It takes: {', '.join(known)}."
-                )
-        self.options = options
+        check_options(self.metric, options)
+        self.key, self.options = key, options
+        if key is not None:
+            self.writes = (Key(key, self.writes[0].type_path, written_by=type(self).__name__),)
 
     def run(self, results: Results) -> Mapping[str, Any]:
         from murano.metrics import METRICS
 
-        return {self.metric: METRICS[self.metric](results[keys.LOGIT_LENS], **self.options)}
+        return {self.writes[0]: METRICS[self.metric](results[keys.LOGIT_LENS], **self.options)}
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.options.items())})"
+        named = {} if self.key is None else {"key": self.key}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in {**named, **self.options}.items())})"
 
 
 class TokenProb(MetricStep):

@@ -159,6 +159,15 @@ def test_another_question_of_the_residuals(model: MuranoModel, tmp_path: Path) -
     for name in ("kl", "surprisal"):
         torch.testing.assert_close(asked.stats[name], directly.stats[name], atol=1e-4, rtol=1e-4, equal_nan=True)
     assert torch.equal(asked.top_ids, kept.top_ids)
+    whole = logit_lens(
+        model, Prompt(text="One, two,", targets=("three, four",)), target_mode="sequence", keep="residuals", layers=[29]
+    )
+    again = reread(whole, model, stats="js")  # answers stay as they were read
+    assert (again.target_mode, again.target_texts) == ("sequence", ((" three, four",),))
+    assert torch.equal(again.target_log_probs[:, :, -1], whole.target_log_probs[:, :, -1])  # type: ignore[index]
+    for bad in (0, 10**6):
+        with pytest.raises(InputError, match=f"top_k={bad}: it must be a whole number from 1 to 49152"):
+            reread(kept, model, top_k=bad)
     with pytest.raises(InputError, match="No residuals were kept"):
         reread(directly, model)
     without = logit_lens(model, prompts, keep="residuals", layers=[0, 1])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from murano.errors import InputError, ReadoutError, UnsupportedModelError
-from murano.lens import logit_lens
+from murano.lens import logit_lens, reread
 from murano.model import MuranoModel
 
 SHORT, REPLAYED = ("llama", "gemma2", "opt", "minicpm3"), ("gemma3n_text", "deepseek_v4")
@@ -292,3 +292,11 @@ def test_a_tied_head_stays_tied() -> None:
     model = MuranoModel(module, tokenizer=tiny_tokenizer())
     assert model.check_readout().exact
     assert model.hf_model.lm_head.weight.data_ptr() == model.hf_model.model.embed_tokens.weight.data_ptr()
+
+
+def test_another_models_residuals_are_not_reread() -> None:
+    lens = logit_lens(fresh("llama"), "hello", keep="residuals")
+    other = MuranoModel(tiny_model("llama", seed=5), tokenizer=tiny_tokenizer())
+    with pytest.raises(InputError, match="is not the model that was read, LlamaForCausalLM: its weights differ"):
+        reread(lens, other)
+    assert torch.equal(reread(lens, fresh("llama")).top_ids, lens.top_ids)

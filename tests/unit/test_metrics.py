@@ -11,6 +11,7 @@ import torch
 
 from murano import (
     Address,
+    ArtifactError,
     InputError,
     LogitLensResult,
     MetricTable,
@@ -116,6 +117,44 @@ def test_prediction_depth() -> None:
     close(metrics.prediction_depth(missing).values, [[NAN]])
 
 
+def test_logits_that_are_not_finite_are_no_match() -> None:
+    lens = lens_of(
+        *([[NAN] * 3, [0.1, 0.2, 0.3]], [[-1] * 3, [1, 1, 0]], [[0] * 3, [1, 1, 0]]),
+        target_texts=(("a",), ("a",)),
+        top_probs=torch.tensor([[[[NAN]], [[0.5]]]] * 3),
+    )
+    for table in (metrics.match(lens), metrics.rank(lens), metrics.token_prob(lens), metrics.prediction_depth(lens)):
+        assert table.values[0].isnan().all()
+        assert table.left_out == {"0": "its logits are not finite"}
+        assert table.values[1].isfinite().all()
+
+
+def test_a_position_is_that_of_a_token_in_its_prompt() -> None:
+    """Prompts of different lengths stand right-aligned, and positions may be read in any order."""
+    n = torch.tensor
+    lens = lens_of(
+        *([[0.1, 0.2], [0.3, 0.4]], [[1, 1], [1, 0]], [[1, 1], [1, 0]]),
+        position_index=n([[2, 0], [-1, 0]]),
+        attention_mask=n([[True, True], [False, True]]),
+        input_ids=n([[1, 0], [-1, 0]]),
+        lengths=n([3, 1]),
+        target_log_probs=n([[[0.5, 0.1], [NAN, 0.3]], [[0.6, 0.2], [NAN, 0.4]]]).log().unsqueeze(-1),
+        target_ranks=torch.ones(2, 2, 2, 1, dtype=torch.int32),
+        top_ids=torch.ones(2, 2, 2, 1, dtype=torch.int64),
+        top_probs=torch.full((2, 2, 2, 1), 0.5),
+    )
+    close(metrics.token_prob(lens).values, [[0.5, 0.6], [0.3, 0.4]])  # the last token, wherever it stands
+    close(metrics.token_prob(lens, position=0).values, [[0.1, 0.2], [0.3, 0.4]])
+    third = metrics.token_prob(lens, position=2)
+    close(third.values, [[0.5, 0.6], [NAN, NAN]])
+    assert third.left_out == {"1": "Position 2 of prompt 1 was not read: it has 1 tokens; read: 0."}
+    assert lens.at(0, 2).answers[0][1].tolist() == pytest.approx([0.5, 0.6])
+    with pytest.raises(InputError, match="Position 1 of prompt 0 was not read: it has 3 tokens; read: 0, 2"):
+        lens.at(0, 1)
+    with pytest.raises(InputError, match="A prompt is given by its index, not by 'One'"):
+        lens.at("One")  # type: ignore[arg-type]
+
+
 def test_layers_are_taken_in_depth_whatever_their_order() -> None:
     backwards = lens_of([RISE[0][::-1]], [RANKS[0][::-1]], [TOP[0][::-1]], layers=[4, 3, 2, 1, 0])
     close(metrics.prediction_depth(backwards).values, [[3]])
@@ -160,7 +199,7 @@ def test_means_groups_and_intervals() -> None:
     assert float(wide.high[0, 0] - wide.low[0, 0]) == pytest.approx(2 * 1.96 * float(error), rel=0.1)
     with pytest.raises(InputError, match="can't be grouped by 'knd'. Did you mean 'kind'"):
         table.mean("knd")
-    with pytest.raises(InputError, match="confidence=95 must lie between 0 and 1"):
+    with pytest.raises(InputError, match="confidence=95 must be a number between 0 and 1, such as 0.95"):
         table.mean(confidence=95)
 
 
@@ -175,6 +214,10 @@ def test_tables(tmp_path: Path) -> None:
     assert repr(table) == "MetricTable(token_prob (probability): 3 prompts × 5 layers, 1 left out)"
     assert "all (n=2)" in repr(table.mean())
     assert "1 left out: it has no target" in repr(table.mean())
+    assert len(table) == 3
+    assert "(n=1)" in repr(metrics.commitment(lens_of(RISE, RANKS, TOP)).mean())  # of two prompts one has a depth
+    with pytest.raises(ArtifactError, match="Can't write"):
+        table.to_csv(tmp_path / "no" / "t.csv")
     assert "<th>all (n=2)</th>" in table._repr_html_()
     assert list(table.mean("kind").to_dataframe().columns) == ["kind", "address", "mean", "low", "high", "n"]
     reloaded = load_artifact(save_artifact(tmp_path / "t.pt", table), MetricTable)
@@ -186,12 +229,18 @@ def test_tables(tmp_path: Path) -> None:
     ("call", "message"),
     [
         (lambda lens: metrics.token_prob(lens, of="targets"), "of='targets' is unknown"),
-        (lambda lens: metrics.token_prob(lens, position=3), "Position 3 does not exist: 1 positions were read"),
+        (
+            lambda lens: metrics.token_prob(lens, position=3),
+            "Position 3 of prompt 0 was not read: it has 1 tokens; read: 0",
+        ),
         (
             lambda lens: metrics.logit_diff(lens),
             r"No foil was read: give one to each prompt, LoadPrompts\(prompts, foils=\[…\]\)",
         ),
-        (lambda lens: metrics.commitment(lens, threshold=1.5), "threshold=1.5 must lie between"),
+        (
+            lambda lens: metrics.commitment(lens, threshold=1.5),
+            "threshold=1.5 must be a number between 0 and 1, such as 0.5",
+        ),
         (lambda lens: metrics.prediction_depth(lens, of="foil"), "of='foil' is unknown"),
     ],
 )
@@ -224,8 +273,17 @@ def test_steps() -> None:
         assert results[name].name == name
     close(results["commitment"]["depth"], [3, 3, NAN])
     assert repr(steps[-1]) == "Commitment(threshold=0.3)"
-    with pytest.raises(InputError, match="Commitment takes no 'treshold'. Did you mean 'threshold'"):
+    with pytest.raises(InputError, match="commitment takes no 'treshold'. Did you mean 'threshold'"):
         Commitment(treshold=0.3)
+    for bad in ({"threshold": 1.5}, {"threshold": "a"}, {"position": "last"}, {"position": 0.5}):
+        with pytest.raises(InputError, match="must be"):
+            Commitment(**bad)
+    with pytest.raises(InputError, match="of='foils' is unknown. Did you mean 'foil'"):
+        TokenProb(of="foils")
+    Pipeline([TokenProb(), TokenProb(of="foil", key="foil_prob")]).run(results)
+    close(results["foil_prob"].values, [[0.1] * 5] * 3)
+    close(results["token_prob"].values, RISE)
+    assert repr(TokenProb(of="foil", key="foil_prob")) == "TokenProb(key='foil_prob', of='foil')"
     with pytest.raises(Exception, match=r"reads 'logit_lens', which no step before it writes. Add LogitLens"):
         Pipeline([TokenProb()]).validate()
 

@@ -426,7 +426,7 @@ def test_a_notebook_shows_each_figure_once(tmp_path: Path, monkeypatch: Any) -> 
         ({"layers": [9]}, "'L9.resid_post' was not read"),
         ({"layers": "L0.resid_pre"}, "'L0.resid_pre' was not read"),
         ({"layers": []}, "layers is empty"),
-        ({"positions": [5]}, "Position 5 of prompt 0 does not exist"),
+        ({"positions": [5]}, "Position 5 of prompt 0 was not read: it has 5 tokens"),
         ({"positions": [True]}, "A position is given by its index"),
         ({"positions": []}, "no positions to draw"),
         ({"positions": slice(9, 12)}, "no positions to draw"),

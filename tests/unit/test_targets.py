@@ -47,6 +47,7 @@ def test_forms() -> None:
         ("x", "must be a list with one entry for each of the 2 prompts"),
         (["x", 1.5], r"targets\[1\] is 1.5: it must be a string"),
         (["x", ""], r"targets\[1\] is ''"),
+        (["x", "\ud800"], r"targets\[1\] is not UTF-8 text"),
         (["x", ["y", True]], r"targets\[1\] is \['y', True\]"),
     ],
 )
@@ -72,6 +73,12 @@ def test_what_is_refused(targets: Any, message: str) -> None:
         ("a line\n", "next", "next"),
         ("法国的首都是", "巴黎", "巴黎"),
         ("well-", "known", "known"),
+        ("2+2=", "4", "4"),
+        ("pi is 3.", "14", "14"),
+        ("He said 3.", "Then", " Then"),
+        ("I don’", "t", "t"),
+        ("this—", "that", "that"),
+        ("a = b **", "c", " c"),
     ],
 )
 def test_the_space_in_front(text: str, target: str, continued: str) -> None:
@@ -113,6 +120,20 @@ def test_several_tokens() -> None:
         InputError, match=r"target 'Ouagadougou' is \d+ tokens here, ' Ouagadougou' \(.* \+ .*\), where one is required"
     ):
         answers(prompt, tokenizer, "single")
+
+
+def test_answers_that_are_read_alike_count_once() -> None:
+    tokenizer = bundled_tokenizer()
+    prompt = Prompt(
+        text="The largest city in the USA is", targets=("New York City", "New York", "New York, NY", "Boston")
+    )
+    first = answers(prompt, tokenizer)["targets"]
+    assert [a.read_as("first") for a in first] == [" New…", " Boston"]
+    whole = answers(prompt, tokenizer, "sequence")["targets"]
+    assert [a.text for a in whole] == [
+        " New York",
+        " Boston",
+    ]  # the others begin with it: whoever writes them has written it
 
 
 @pytest.mark.parametrize(
@@ -163,6 +184,10 @@ def test_files_with_fields(tmp_path: Path) -> None:
     table = tmp_path / "p.csv"
     table.write_text('question,answer,kind\n"One, two,",three,count\nHe is,here,\n', encoding="utf-8-sig")
     prompts = read_prompt_file(table, fields={"prompt": "question", "target": "answer"})
+    other = tmp_path / "semicolons.csv"
+    other.write_text("prompt; target;foil\nHe is;here;\n", encoding="utf-8")
+    (one,) = read_prompt_file(other)
+    assert (one.text, one.targets, one.foils, one.metadata) == ("He is", ("here",), (), {})
     assert [(p.text, p.targets, p.metadata["kind"]) for p in prompts] == [
         ("One, two,", ("three",), "count"),
         ("He is", ("here",), ""),
@@ -183,6 +208,8 @@ def test_files_with_fields(tmp_path: Path) -> None:
         ("p.json", "[]", "There are no prompts in"),
         ("p.csv", "prompt,target\na,b,c\n", "p.csv, line 2: more values than there are columns"),
         ("p.csv", "q,a\nx,y\n", "p.csv, line 2: there is no field 'prompt'.*Fields found: 'q', 'a'"),
+        ("p.csv", "prompt,prompt\na,b\n", "p.csv, line 1: there are two columns 'prompt'"),
+        ("p.csv", "prompt,target\n", "There are no prompts .* under a line with the names of the fields"),
         ("p.jsonl", '{"prompt": "a", "target": 1.5}', "p.jsonl, line 1: target"),
         ("p.jsonl", "[1.5]", "p.jsonl, line 1: a record is an object"),
     ],
