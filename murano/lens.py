@@ -61,6 +61,7 @@ def logit_lens(
     max_batch_tokens: int = MAX_BATCH_TOKENS,
     on_error: str = "raise",
     product: str = "auto",
+    apart: bool = False,
     checkpoint: Path | None = None,
 ) -> LogitLensResult:
     """Read the residual stream at every layer through the model's own final norm and unembedding.
@@ -84,6 +85,8 @@ def logit_lens(
         max_batch_tokens: tokens of one forward; results do not depend on it beyond rounding.
         product: which matrix product to use: ``"auto"`` times those at hand and takes the fastest that is as accurate as torch's,
             ``"torch"`` pins torch's own, as a checkpoint does.
+        apart: give each layer's rows of a batch a product of their own, so that a layer's numbers are the same to the bit whichever
+            others are read; slower where a batch has few rows.
         checkpoint: a file to keep what was read so far in, every :data:`CHECKPOINT_BATCHES` batches; with the file of a lens that was
             killed it goes on from there, with the same result to the bit. The caller removes it.
         on_error: ``"raise"`` to refuse the whole set for one bad prompt, ``"skip"`` to leave it out and say so in ``notes``.
@@ -124,8 +127,10 @@ def logit_lens(
     request = [
         *[list(map(str, addresses)), encoded, str(positions), top_k, keep, max_chunk_bytes, max_batch_tokens, product],
         *[question.tokens, list(wanted_stats)],
+        *(["apart"] if apart else []),
     ]
     reader = question.reader(model, addresses, tables, max_chunk_bytes, product)
+    reader.apart = apart
     read_all(
         reader,
         encoded,

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from murano.plotting.difference import plot_difference as plot_difference
     from murano.plotting.files import save_figure as save_figure
     from murano.plotting.lens import plot_lens as plot_lens
+    from murano.plotting.metric import plot_metric as plot_metric
     from murano.plotting.overview import plot_overview as plot_overview
     from murano.plotting.results import draw_results as draw_results
     from murano.plotting.trajectories import plot_trajectories as plot_trajectories
@@ -20,6 +21,7 @@ else:
             "murano.plotting.difference": ["plot_difference"],
             "murano.plotting.files": ["save_figure"],
             "murano.plotting.lens": ["plot_lens"],
+            "murano.plotting.metric": ["plot_metric"],
             "murano.plotting.overview": ["plot_overview"],
             "murano.plotting.results": ["draw_results"],
             "murano.plotting.trajectories": ["plot_trajectories"],
