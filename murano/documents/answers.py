@@ -7,7 +7,7 @@ from typing import Any
 from murano.documents.plan import Pass
 from murano.errors import InputError
 from murano.model import batching
-from murano.model.targets import answers_of
+from murano.model.targets import Answer, answers_of
 from murano.prompts import Prompt
 
 #: As many tokens as no vocabulary has: whether an answer is in the model's is found out when the weights are there.
@@ -47,22 +47,15 @@ def notes(one: Pass, tokenizer: Any) -> list[str]:
         for prompt, record in zip(prompts, one.rows.records, strict=True):
             values = record[field] if isinstance(record[field], list) else [record[field]]
             for read, text in zip(getattr(prompt, slot), values, strict=True):
-                if isinstance(read, str) or isinstance(
-                    text, int
-                ):  # read as it continues the prompt, or given as a token
+                if isinstance(text, int):  # given as a token
                     continue
-                (follows,) = answers_of(
-                    Prompt(text=prompt.text, messages=prompt.messages, token_ids=prompt.token_ids, targets=(text,)),
-                    batching.encode(prompt, tokenizer),
-                    tokenizer,
-                    ANY_VOCABULARY,
-                )["targets"]
-                if len(tokenizer(text, add_special_tokens=False)["input_ids"]) > 1:
-                    long.append(f"{text!r} by {batching.token_text(tokenizer, read)!r}")
-                if follows.ids[0] != read:
-                    odd.append(
-                        f"{text!r} is read by {batching.token_text(tokenizer, read)!r}, and follows its prompt as {follows}"
-                    )
+                follows = _continued(prompt, text, tokenizer)
+                ids = follows.ids if read == text else tokenizer(text, add_special_tokens=False)["input_ids"]
+                first = batching.token_text(tokenizer, ids[0])
+                if len(ids) > 1:
+                    long.append(f"{str(follows.text if read == text else text)!r} by {first!r}")
+                if follows.ids[0] != ids[0]:
+                    odd.append(f"{text!r} is read by {first!r}, and follows its prompt as {follows}")
         if long:
             found.append(
                 f"{len(long)} of the answers in {field!r} are several tokens, and read by the first one: {long[0]}."
@@ -72,4 +65,11 @@ def notes(one: Pass, tokenizer: Any) -> list[str]:
                 f"{len(odd)} of the answers in {field!r} are read by a token that is not how they follow their prompt: {odd[0]}. "
                 f'To read that, write them so, or say "answers": "continued" in roles.{one.role}.'
             )
+    return found
+
+
+def _continued(prompt: Prompt, text: str, tokenizer: Any) -> Answer:
+    """An answer as it follows its prompt."""
+    bare = Prompt(text=prompt.text, messages=prompt.messages, token_ids=prompt.token_ids, targets=(text,))
+    (found,) = answers_of(bare, batching.encode(prompt, tokenizer), tokenizer, ANY_VOCABULARY)["targets"]
     return found

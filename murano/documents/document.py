@@ -134,14 +134,18 @@ class Document:
         Raises:
             InputError: it is another.
         """
+        from murano.model.loading import parse_dtype
+
         if model is None:
             return self.model
         asked, given = self.spec.model, model
         same = (str(given.source) if given.source is not None else None) == self.model_key
-        if not same or (asked.revision is not None and asked.revision != given.revision):
+        same = same and asked.revision in (None, given.revision) and parse_dtype(asked.dtype) in (None, given.dtype)
+        if not same:
             revision = f" at {asked.revision}" if asked.revision is not None else ""
+            dtype = f" in {asked.dtype}" if asked.dtype is not None else ""
             raise InputError(
-                f"{self.name} names the model {self.model_key or BUNDLED!r}{revision}, and {given!r} was given: leave model= out."
+                f"{self.name} names the model {self.model_key or BUNDLED!r}{revision}{dtype}, and {given!r} was given: leave model= out."
             )
         return given
 

@@ -91,6 +91,6 @@ def unknown(path: Path, kind: str, found: object, known: Iterable[object]) -> Pr
         spell(path),
         f"there is no such {kind}",
         shown(found),
-        ", ".join(map(repr, names)) or f"nothing: the document has no {kind}",
+        ", ".join(map(repr, names)),
         nearest(found, names),
     )

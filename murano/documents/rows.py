@@ -82,8 +82,10 @@ def find_rows(source: str | Sequence[Mapping[str, Any]], folder: Path) -> Rows:
         )
     try:
         records = [record for _, record in read_records(found)]
-    except (ValueError, RecursionError) as error:
-        raise InputError(str(error).rstrip(".") or f"{found.name} is nested too deeply") from None
+    except RecursionError:
+        raise InputError(f"{found.name} is nested too deeply") from None
+    except ValueError as error:
+        raise InputError(str(error).rstrip(".")) from None
     return Rows(source, found, _checked(records, found.name))
 
 

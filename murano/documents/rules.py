@@ -49,6 +49,13 @@ def _names(data: Any, *path: str) -> list[str]:
     return list(data) if isinstance(data, dict) else []
 
 
+def _name(path: errors.Path, kind: str, name: Any, data: Any, *section: str) -> Iterator[Problem]:
+    """The problem of a name that names nothing in a section; an empty or broken section has a problem of its own."""
+    known = _names(data, *section)
+    if isinstance(name, str) and known and name not in known:
+        yield unknown(path, kind, name, known)
+
+
 def _header(data: Any, folder: Path) -> Iterator[Problem]:
     version = _objects(data).get("header", {}).get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
@@ -137,10 +144,8 @@ def _interventions(data: Any, folder: Path) -> Iterator[Problem]:
 
 def _read(data: Any, name: str, read: Mapping[str, Any], path: errors.Path) -> Iterator[Problem]:
     site, role = read.get("site"), read.get("input")
-    if isinstance(site, str) and site not in _names(data, "sites"):
-        yield unknown((*path, "site"), "site", site, _names(data, "sites"))
-    if isinstance(role, str) and role not in _names(data, "roles"):
-        yield unknown((*path, "input"), "role", role, _names(data, "roles"))
+    yield from _name((*path, "site"), "site", site, data, "sites")
+    yield from _name((*path, "input"), "role", role, data, "roles")
     featurizer = read.get("featurizer")
     if read.get("view") == "logits":
         component = _objects(data, "sites").get(str(site), {}).get("component")
@@ -167,11 +172,9 @@ def _read(data: Any, name: str, read: Mapping[str, Any], path: errors.Path) -> I
 
 def _metric(intervention: Any, metric: Mapping[str, Any], path: errors.Path) -> Iterator[Problem]:
     of = metric.get("of")
-    if not isinstance(of, str):
-        return
-    if of not in _names(intervention, "reads"):
-        yield unknown((*path, "of"), "read", of, _names(intervention, "reads"))
-    elif (read := _objects(intervention, "reads").get(of)) is not None and read.get("view") is None:
+    yield from _name((*path, "of"), "read", of, intervention, "reads")
+    read = _objects(intervention, "reads").get(of) if isinstance(of, str) else None
+    if read is not None and read.get("view") is None:
         yield Problem(
             spell((*path, "of")),
             f"a metric scores logits, and read {of!r} has no view",
@@ -197,9 +200,7 @@ def _steps(data: Any, folder: Path) -> Iterator[Problem]:
     for name, step in _objects(data, "steps").items():
         path: errors.Path = ("steps", name)
         asked = step.get("interventions")
-        known = _names(data, "interventions")
-        if isinstance(asked, str) and asked not in known:
-            yield unknown((*path, "interventions"), "intervention", asked, known)
+        yield from _name((*path, "interventions"), "intervention", asked, data, "interventions")
         intervention = _objects(data, "interventions").get(asked) if isinstance(asked, str) else None
         yield from _rows(data, step, intervention, path, folder)
         saves = step.get("saves")
@@ -210,8 +211,9 @@ def _steps(data: Any, folder: Path) -> Iterator[Problem]:
 
 def _save(save: Mapping[str, Any], intervention: Any, path: errors.Path, files: Counter[str]) -> Iterator[Problem]:
     value, file = save.get("value"), save.get("file_path")
-    if isinstance(value, str) and intervention is not None and value not in _names(intervention, "metrics"):
-        yield unknown((*path, "value"), "metric", value, _names(intervention, "metrics"))
+    if intervention is not None and not _names(intervention, "metrics"):
+        yield Problem(spell((*path, "value")), "there is nothing to save", shown(value), "a metric of the intervention")
+    yield from _name((*path, "value"), "metric", value, intervention, "metrics")
     if not isinstance(file, str):
         return
     parts = PurePosixPath(file).parts
@@ -246,8 +248,7 @@ def _rows(data: Any, step: Mapping[str, Any], intervention: Any, path: errors.Pa
             )
     for role, source in given.items():
         at = (*path, "rows", role)
-        if role not in _names(data, "roles"):
-            yield unknown(at, "role", role, _names(data, "roles"))
+        yield from _name(at, "role", role, data, "roles")
         if not isinstance(source, (str, list)):
             continue
         try:

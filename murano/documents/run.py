@@ -55,13 +55,16 @@ def run_document(document: Document, out: Path | None, *, force: bool, model: Mu
         logger.warning("%s has %d of %d points already.", out, len(plan.points) - len(todo), len(plan.points))
     if not todo and folder is not None:
         return folder.open()
-    for remark in remarks:
-        warnings.warn(remark, stacklevel=3)
     proof = model.check_readout()
     info |= {"model": describe(model), "readout": proof.to_dict()}
     info["seconds"] = {"model": time.perf_counter() - started}
     started = time.perf_counter()
     read = [_read(one, model, todo, folder.checkpoint(i) if folder else None) for i, one in enumerate(plan.passes)]
+    # What the lens says of answers of several tokens is among the remarks already.
+    remarks += [note for lens, _ in read for note in lens.notes if "read by the first one" not in note]
+    info["notes"] = remarks
+    for remark in remarks:
+        warnings.warn(remark, stacklevel=3)
     info["seconds"]["forwards"] = time.perf_counter() - started
     info["forwards"] = [_forward(one, tokens[id(one)], proof.pads, todo) for one in plan.passes]
     started = time.perf_counter()
@@ -101,7 +104,9 @@ def _read(
     """One lens over the rows for all points, and the metrics of it."""
     results = Results()
     results.checkpoint = checkpoint
-    results = one.reading(model, points).run(results)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run passes on what the lens has to say
+        results = one.reading(model, points).run(results)
     tables = []
     for measure in one.measures:
         step = one.step_of(measure)
