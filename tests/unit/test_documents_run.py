@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -269,6 +273,33 @@ def test_a_run_that_was_stopped_in_its_forwards_goes_on(
     document.run(home / "out", model=model)
     assert len(reads(caplog)) == 2
     assert bytes_of(home / "out") == bytes_of(home / "whole")
+
+
+def test_a_run_that_was_killed_goes_on(
+    home: Path, hub: Path, model: MuranoModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = """
+import os, signal, sys
+from murano.cli import main
+from murano.documents import folder
+write = folder.RunFolder._write
+def killed(self, name, text):
+    if name == "layers=1/top1.json":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write(self, name, text)
+folder.RunFolder._write = killed
+main(sys.argv[1:])
+"""
+    arguments = ["run", str(home / "lens.json"), "--out", str(home / "out"), "-q"]
+    environment = {**os.environ, "HF_HUB_CACHE": str(hub), "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert list(documents.open_run(home / "out").points) == ["layers=0"]
+    run = documents.load(home / "lens.json").run(home / "out", model=model)
+    assert "has 1 of 2 points already" in caplog.text
+    documents.load(home / "lens.json").run(home / "whole", model=model)
+    assert bytes_of(home / "out") == bytes_of(home / "whole")
+    assert run.faults() == {}
 
 
 def test_a_damaged_point_is_computed_again(home: Path, model: MuranoModel, caplog: pytest.LogCaptureFixture) -> None:
