@@ -121,6 +121,10 @@ def logit_lens(
         tables.logits = _whole(len(addresses), n_cells, model.vocab_size, dtype=torch.float32)
     if checkpoint is not None and product == "auto":
         product = "torch"  # what is fastest may change between two runs, and with it the last bits
+    if question.divergences and apart:
+        raise InputError(
+            f"apart=True reads each layer alone, and {question.divergences[0]!r} compares it with the last."
+        )
     if question.divergences:
         held = len(addresses) * model.d_model * model.anatomy.stream_dtype.itemsize
         max_batch_tokens = min(max_batch_tokens, max(1, MAX_HELD_BYTES // held))
@@ -129,8 +133,7 @@ def logit_lens(
         *[question.tokens, list(wanted_stats)],
         *(["apart"] if apart else []),
     ]
-    reader = question.reader(model, addresses, tables, max_chunk_bytes, product)
-    reader.apart = apart
+    reader = question.reader(model, addresses, tables, max_chunk_bytes, product, apart)
     read_all(
         reader,
         encoded,
@@ -141,7 +144,7 @@ def logit_lens(
     )
     shape = (len(addresses), *cells.input_ids.shape)
     if target_mode == "sequence" and (whole := sequences(encoded, answers, left_out)):
-        again = partial(Reader, model, addresses, max_chunk_bytes=max_chunk_bytes, product=product)
+        again = partial(Reader, model, addresses, max_chunk_bytes=max_chunk_bytes, product=product, apart=apart)
         read_sequences(again, partial(read_all, max_batch_tokens=max_batch_tokens), whole, tables, shape)
     notes = [*left_out.values(), *tables.odd.values(), *answer_notes(answers, target_mode)]
     _warn([*tables.odd.values(), *answer_notes(answers, target_mode)])

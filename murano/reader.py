@@ -100,6 +100,7 @@ class Reader:
         product: which matrix product.
         tokens: ids whose log-probability and rank are read in each cell; -1 for none.
         divergences: which divergences from the last layer are read, as many as the tables have room for.
+        apart: whether rows of different layers never share a product, so that a layer's numbers do not depend on which others are read.
 
     Raises:
         InputError: no room for one row, or an address that does not exist.
@@ -114,6 +115,7 @@ class Reader:
         product: str,
         tokens: Int[Tensor, "cell token"] | None = None,
         divergences: Sequence[str] = (),
+        apart: bool = False,
     ) -> None:
         self.model, self.addresses, self.tables = model, addresses, tables
         self.tail = model.tail
@@ -139,8 +141,7 @@ class Reader:
         self.buffer = row
         self.scratch: Tensor | None = None
         self.waiting: list[tuple[Tensor, Tensor]] = []
-        #: Whether rows of different layers never share a product, so that a layer's numbers do not depend on which others are read.
-        self.apart = False
+        self.apart = apart
         # Timing the products costs as much as a few chunks: not worth it for a few chunks.
         few = tables.entropy.numel() < WORTH_TIMING * self.chunk
         self.product = model.product(self.chunk, "torch" if product == "auto" and few else product).product

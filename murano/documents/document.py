@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -37,10 +38,10 @@ class Document:
 
     def __init__(self, data: Mapping[str, Any], path: str | os.PathLike[str] | None = None) -> None:
         self.path = Path(path) if path is not None else None
-        self.data: dict[str, Any] = data if isinstance(data, dict) else dict(data)
-        found = find_problems(self.data, self.folder)
+        found = find_problems(dict(data), self.folder)
         if found:
             raise DocumentError(self.name, found)
+        self.data: dict[str, Any] = copy.deepcopy(dict(data))
         spec, _ = parse(self.data)
         assert spec is not None
         self.spec: schema.Spec = spec

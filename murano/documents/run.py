@@ -45,7 +45,7 @@ def run_document(document: Document, out: Path | None, *, force: bool, model: Mu
     tokens = {id(one): encoded(one, model.tokenizer) for one in plan.passes}
     remarks = [note for one in plan.passes for note in notes(one, model.tokenizer)]
     info = _about(document, plan, remarks)
-    inputs = digest([*([one.role, one.rows.sha256] for one in plan.passes), model.identity(), _versions()])
+    inputs = digest([*([one.role, one.rows.sha256] for one in plan.passes), model.identity(), _computing()])
     folder = RunFolder(out, document, inputs, force=force) if out is not None else None
     info["inputs"] = inputs
     if folder is not None:
@@ -187,6 +187,13 @@ def _rows_of(one: Pass) -> dict[str, Any]:
         "file": file,
         "rows": len(one.rows.records),
         "sha256": one.rows.sha256,
+    }
+
+
+def _computing() -> dict[str, str]:
+    """The versions that the numbers depend on."""
+    return {
+        name: version for name, version in _versions().items() if name in ("murano-interp", "torch", "transformers")
     }
 
 

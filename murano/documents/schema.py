@@ -216,6 +216,9 @@ class Spec(Part):
 
     model_config = ConfigDict(title="Murano document")
 
+    schema_file: str | None = Field(
+        default=None, alias="$schema", description="the file of the JSON Schema, for editors"
+    )
     header: Header = Field(default_factory=Header, description="an object")
     model: ModelSource = Field(description="the model that is read")
     roles: dict[str, Role] = Field(min_length=1, description="inputs by name")

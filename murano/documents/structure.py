@@ -77,7 +77,7 @@ def _problem(error: Any, data: Any) -> Problem:
     kind, path = error["type"], tuple(p for p in error["loc"] if not (isinstance(p, str) and p.startswith(schema.MARK)))
     found = error["input"]
     part = part_at(path[:-1], data) if path else schema.Spec
-    fields = part.model_fields if part is not None else {}
+    fields = {field.alias or name: field for name, field in part.model_fields.items()} if part is not None else {}
     name = path[-1] if path else ""
     described = fields[name].description if name in fields else None
     if kind == "extra_forbidden":
@@ -111,7 +111,7 @@ def _inner(path: errors.Path) -> str:
         return 'layers are whole numbers: [3], or {"sweep": [[0], [1]]}'
     if "rows" in path[2:3]:
         return "the name of a data set, 'weekdays/train', or a list of rows"
-    return f"names and the objects they stand for: {', '.join(schema.Spec.model_fields)}" if not path else ""
+    return f"names and the objects they stand for: {', '.join(list(schema.Spec.model_fields)[1:])}" if not path else ""
 
 
 def _near(found: object, known: Any) -> str:

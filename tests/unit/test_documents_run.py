@@ -627,5 +627,21 @@ def test_a_run_that_cant_be_opened(home: Path, model: MuranoModel) -> None:
         documents.open_run(home / "out")
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2", "big_bird"])
+def test_layers_apart_do_not_depend_on_which_others_are_read(family: str) -> None:
+    from support.tiny_models import tiny_model
+
+    model = MuranoModel(tiny_model(family), tokenizer=tiny_tokenizer())
+    prompts = ["The capital of France is", "Paris is in", "John gave a book to"]
+    whole = lens.logit_lens(model, prompts, apart=True, product="torch")
+    for layer in range(model.n_layers):
+        alone = lens.logit_lens(model, prompts, layers=layer, apart=True, product="torch")
+        for name in ("top_probs", "top_ids", "entropy", "log_normalizer"):
+            one, of_all = getattr(alone, name)[0], getattr(whole, name)[layer]
+            assert torch.equal(one[alone.attention_mask], of_all[whole.attention_mask])
+    with pytest.raises(InputError, match="apart=True reads each layer alone, and 'kl'"):
+        lens.logit_lens(model, prompts, apart=True, stats="kl")
+
+
 def test_removed_is_removed() -> None:
     assert "header" not in changed(("header", REMOVED))

@@ -360,6 +360,8 @@ def test_the_json_schema(capsys: pytest.CaptureFixture[str]) -> None:
     check = jsonschema.Draft202012Validator(schema)
     check.check_schema(schema)
     assert list(check.iter_errors(SEED)) == []
+    assert documents.validate({"$schema": "murano.schema.json", **SEED}) == ()
+    assert paths(documents.validate({"$schema": 1, **SEED})) == ["['$schema']"]
     for changes, path, _ in BROKEN[:7]:
         if path != "header.schema_version":
             assert list(check.iter_errors(changed(*changes))), path
