@@ -61,9 +61,6 @@ def test_one_forward_per_batch_and_the_lens_own_numbers(
         ours = run.table(name)
         assert ours.addresses == table.addresses
         torch.testing.assert_close(ours.values, table.values, rtol=2e-5, atol=2e-4 if name == "diff" else 1e-6)
-    # One point alone, from its own folder: the same numbers to the bit.
-    alone = documents.load(tmp_path / "out" / "layers=29" / "document.json").run(model=model)
-    assert alone.points[""] == run.points["layers=29"]
 
 
 def test_the_weekdays_that_are_shipped(tmp_path: Path, model: MuranoModel) -> None:
@@ -76,6 +73,9 @@ def test_the_weekdays_that_are_shipped(tmp_path: Path, model: MuranoModel) -> No
     assert float(p[14]) < 0.01
     assert float(top1[-1]) > 0.5
     assert float(p[-1]) > 0.2
+    # One point alone gives the same numbers to the bit as in the sweep over thirty.
+    alone = documents.load(changed(("sites.resid.layers", [29]), base=WEEKDAYS)).run(model=model)
+    assert alone.points[""] == run.points["layers=29"]
     by_hand = Pipeline(
         [
             LoadPrompts(["Today is Monday. Tomorrow will be"], targets=["Tuesday"]),

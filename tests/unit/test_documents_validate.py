@@ -16,6 +16,7 @@ from support.documents import REMOVED, SEED, changed
 from murano import documents
 from murano.cli import main
 from murano.documents import DocumentError, Problem
+from murano.documents.plan import Plan
 from murano.errors import InputError
 
 READ = "interventions.lens.reads.lens"
@@ -279,8 +280,6 @@ def test_rows_beside_the_document_come_first(tmp_path: Path, place: str) -> None
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = "\n".join(map(json.dumps, own))
     file.write_text(lines if place.endswith("l") else json.dumps(own), encoding="utf-8")
-    from murano.documents.plan import Plan
-
     document = documents.load(folder / "lens.json")
     (one,) = Plan.of(document.spec, document.folder).passes
     assert list(one.rows.records) == own
@@ -410,9 +409,13 @@ def damaged(draw: st.DrawFn) -> Any:
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(damaged())
 def test_damage_never_gives_a_traceback(document: Any) -> None:
-    for problem in documents.validate(document):
+    found = documents.validate(document)
+    for problem in found:
         assert problem.path and problem.what
         str(problem).encode()
+    if not found:
+        plan = Plan.of(documents.load(document).spec, Path(), n_layers=2)
+        assert all(one.addresses(plan.points, None) for one in plan.passes)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
