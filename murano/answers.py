@@ -70,11 +70,19 @@ class Question:
         return Tables.empty(layers, cells, self.read_k, self.tokens.shape[-1], len(self.divergences))
 
     def reader(
-        self, model: MuranoModel, addresses: Sequence[Address], tables: Tables, max_chunk_bytes: int, product: str
+        self,
+        model: MuranoModel,
+        addresses: Sequence[Address],
+        tables: Tables,
+        max_chunk_bytes: int,
+        product: str,
+        apart: bool = False,
     ) -> Reader:
         """A reader that fills the tables."""
         return Reader(
-            model, addresses, tables, max_chunk_bytes, product, self.tokens.flatten(0, 1), divergences=self.divergences
+            *(model, addresses, tables, max_chunk_bytes, product, self.tokens.flatten(0, 1)),
+            divergences=self.divergences,
+            apart=apart,
         )
 
     def fields(self, tables: Tables, shape: tuple[int, ...]) -> dict[str, Any]:

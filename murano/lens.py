@@ -61,6 +61,7 @@ def logit_lens(
     max_batch_tokens: int = MAX_BATCH_TOKENS,
     on_error: str = "raise",
     product: str = "auto",
+    apart: bool = False,
     checkpoint: Path | None = None,
 ) -> LogitLensResult:
     """Read the residual stream at every layer through the model's own final norm and unembedding.
@@ -84,6 +85,8 @@ def logit_lens(
         max_batch_tokens: tokens of one forward; results do not depend on it beyond rounding.
         product: which matrix product to use: ``"auto"`` times those at hand and takes the fastest that is as accurate as torch's,
             ``"torch"`` pins torch's own, as a checkpoint does.
+        apart: give each layer's rows of a batch a product of their own, so that a layer's numbers are the same to the bit whichever
+            others are read; slower where a batch has few rows.
         checkpoint: a file to keep what was read so far in, every :data:`CHECKPOINT_BATCHES` batches; with the file of a lens that was
             killed it goes on from there, with the same result to the bit. The caller removes it.
         on_error: ``"raise"`` to refuse the whole set for one bad prompt, ``"skip"`` to leave it out and say so in ``notes``.
@@ -118,14 +121,19 @@ def logit_lens(
         tables.logits = _whole(len(addresses), n_cells, model.vocab_size, dtype=torch.float32)
     if checkpoint is not None and product == "auto":
         product = "torch"  # what is fastest may change between two runs, and with it the last bits
+    if question.divergences and apart:
+        raise InputError(
+            f"apart=True reads each layer alone, and {question.divergences[0]!r} compares it with the last."
+        )
     if question.divergences:
         held = len(addresses) * model.d_model * model.anatomy.stream_dtype.itemsize
         max_batch_tokens = min(max_batch_tokens, max(1, MAX_HELD_BYTES // held))
     request = [
         *[list(map(str, addresses)), encoded, str(positions), top_k, keep, max_chunk_bytes, max_batch_tokens, product],
         *[question.tokens, list(wanted_stats)],
+        *(["apart"] if apart else []),
     ]
-    reader = question.reader(model, addresses, tables, max_chunk_bytes, product)
+    reader = question.reader(model, addresses, tables, max_chunk_bytes, product, apart)
     read_all(
         reader,
         encoded,
@@ -136,7 +144,7 @@ def logit_lens(
     )
     shape = (len(addresses), *cells.input_ids.shape)
     if target_mode == "sequence" and (whole := sequences(encoded, answers, left_out)):
-        again = partial(Reader, model, addresses, max_chunk_bytes=max_chunk_bytes, product=product)
+        again = partial(Reader, model, addresses, max_chunk_bytes=max_chunk_bytes, product=product, apart=apart)
         read_sequences(again, partial(read_all, max_batch_tokens=max_batch_tokens), whole, tables, shape)
     notes = [*left_out.values(), *tables.odd.values(), *answer_notes(answers, target_mode)]
     _warn([*tables.odd.values(), *answer_notes(answers, target_mode)])

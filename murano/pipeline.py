@@ -6,12 +6,15 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from murano.errors import InputError, PipelineError, nearest
 from murano.keys import Key
 from murano.results import Results
 from murano.steps.base import Step, step_name
+
+if TYPE_CHECKING:
+    from murano.documents import Document
 
 
 class Pipeline:
@@ -137,6 +140,22 @@ class Pipeline:
     def explain(self) -> None:
         """Print what will happen, step by step, without loading a model or reading a file."""
         sys.stdout.write(self.plan() + "\n")
+
+    def to_document(self, description: str = "") -> Document:
+        """The same as a document, to be reviewed, shared and run again: ``pipeline.to_document().save("lens.json")``.
+
+        It can be had of ``LoadPrompts``, one ``LogitLens`` that reads one component at fixed positions, and ``TokenProb``, ``Match`` and
+        ``LogitDiff``; how many tokens the lens keeps is no part of it.
+
+        Args:
+            description: what the document says about itself.
+
+        Raises:
+            InputError: a step or an argument that documents don't have; it is named.
+        """
+        from murano.documents.from_pipeline import to_document
+
+        return to_document(self, description)
 
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)

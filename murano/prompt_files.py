@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,8 @@ def read_prompt_file(path: str | Path, *, chat: bool = False, fields: Mapping[st
         InputError: the file can't be read, has no prompt in it, or a record lacks a field; the line is named.
     """
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise InputError(
-            f"{str(path)!r} is not a text file: prompts are read from .txt, .jsonl, .json and .csv."
-        ) from None
-    except OSError as error:
-        raise InputError(f"Can't read prompts from {str(path)!r}: {error.strerror or error}.") from None
-    reader = {".jsonl": _jsonl, ".json": _json, ".csv": _csv}.get(path.suffix.lower())
+    text = _text(path)
+    reader = _READERS.get(path.suffix.lower())
     if reader is None:
         prompts = [line for line in text.splitlines() if line.strip()]
         if not prompts:
@@ -53,6 +46,26 @@ def read_prompt_file(path: str | Path, *, chat: bool = False, fields: Mapping[st
         under = ", under a line with the names of the fields" if path.suffix.lower() == ".csv" else ""
         raise InputError(f"There are no prompts in {str(path)!r}: it should hold a record for each{under}.")
     return PromptBatch(found)
+
+
+def read_records(path: Path) -> list[tuple[str, Any]]:
+    """The records of a ``.jsonl``, ``.json`` or ``.csv`` file, each with where it stands: ``"line 3"``.
+
+    Raises:
+        InputError: the file can't be read; the line is named.
+    """
+    return list(_READERS[path.suffix.lower()](_text(path), path))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(
+            f"{str(path)!r} is not a text file: prompts are read from .txt, .jsonl, .json and .csv."
+        ) from None
+    except OSError as error:
+        raise InputError(f"Can't read prompts from {str(path)!r}: {error.strerror or error}.") from None
 
 
 def shipped_prompts(name: str) -> PromptBatch:
@@ -134,3 +147,10 @@ def _csv(text: str, path: Path) -> Iterator[tuple[str, Any]]:
         if None in record:
             raise InputError(f"{path.name}, line {rows.line_num}: more values than there are columns ({record[None]}).")
         yield f"line {rows.line_num}", {k: v for k, v in record.items() if v is not None}
+
+
+_READERS: dict[str, Callable[[str, Path], Iterator[tuple[str, Any]]]] = {
+    ".jsonl": _jsonl,
+    ".json": _json,
+    ".csv": _csv,
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ from murano.model import MuranoModel, batching, residuals
 from murano.model.proof import rounding
 from murano.readout.reduce import reduce_rows, slice_rows
 from murano.readout.stats import log_softmax
+
+logger = logging.getLogger(__name__)
 
 #: Chunks from which on it pays to time the matrix products that are at hand.
 WORTH_TIMING = 100
@@ -97,6 +100,7 @@ class Reader:
         product: which matrix product.
         tokens: ids whose log-probability and rank are read in each cell; -1 for none.
         divergences: which divergences from the last layer are read, as many as the tables have room for.
+        apart: whether rows of different layers never share a product, so that a layer's numbers do not depend on which others are read.
 
     Raises:
         InputError: no room for one row, or an address that does not exist.
@@ -111,6 +115,7 @@ class Reader:
         product: str,
         tokens: Int[Tensor, "cell token"] | None = None,
         divergences: Sequence[str] = (),
+        apart: bool = False,
     ) -> None:
         self.model, self.addresses, self.tables = model, addresses, tables
         self.tail = model.tail
@@ -136,6 +141,7 @@ class Reader:
         self.buffer = row
         self.scratch: Tensor | None = None
         self.waiting: list[tuple[Tensor, Tensor]] = []
+        self.apart = apart
         # Timing the products costs as much as a few chunks: not worth it for a few chunks.
         few = tables.entropy.numel() < WORTH_TIMING * self.chunk
         self.product = model.product(self.chunk, "torch" if product == "auto" and few else product).product
@@ -143,6 +149,7 @@ class Reader:
     def read(self, batch: batching.Batch, cells: Cells) -> None:
         """One forward; the wanted layers are reduced as they pass, and the last one is held against the model's own logits."""
         row, position, cell = cells.of_batch(batch)
+        logger.info("Forward of %d prompts × %d tokens, read at %d places", *batch.ids.shape, len(self.addresses))
         final: list[Tensor] = []
 
         def on_stream(address: Address, stream: Float[Tensor, "batch position d_model"]) -> None:
@@ -210,9 +217,11 @@ class Reader:
         Args:
             whole_chunks: leave what does not fill a chunk for later.
         """
+        whole_chunks = whole_chunks and not self.apart
         while self.waiting and (not whole_chunks or sum(len(rows) for rows, _ in self.waiting) >= self.chunk):
-            room, rows, places = self.chunk, [], []
-            while self.waiting and room:
+            rows: list[Tensor] = []
+            room, places = self.chunk, []
+            while self.waiting and room and not (self.apart and rows):
                 waiting, place = self.waiting.pop(0)
                 if len(waiting) > room:
                     self.waiting.insert(0, (waiting[room:], place[room:]))

@@ -140,19 +140,25 @@ class MuranoModel:
         value = _first(text_config(self.config), _CONTEXT_NAMES)
         return value if isinstance(value, int) and value > 0 else None
 
+    @property
+    def config_layers(self) -> int | None:
+        """How many layers a lens has, as far as that is known before weights load; ``None`` where it is not."""
+        if "anatomy" in self.__dict__:
+            return self.n_layers
+        config = text_config(self.config)
+        if getattr(config, "model_type", "") in _CALLS_MORE_THAN_CONFIG:
+            return None
+        count = _first(config, ("num_hidden_layers", "n_layer", "n_layers", "num_layers"))
+        return count if isinstance(count, int) else None
+
     def check_layers(self, addresses: Iterable[Address]) -> None:
         """Refuse a layer outside the model, before weights load wherever the config says how many there are.
 
         Raises:
             InputError: naming the layer and the valid ones.
         """
-        if "anatomy" in self.__dict__:
-            n_layers: int | None = self.n_layers
-        else:
-            config = text_config(self.config)
-            counted = getattr(config, "model_type", "") not in _CALLS_MORE_THAN_CONFIG
-            n_layers = _first(config, ("num_hidden_layers", "n_layer", "n_layers", "num_layers")) if counted else None
-        if isinstance(n_layers, int):
+        n_layers = self.config_layers
+        if n_layers is not None:
             for address in addresses:
                 address.resolve(n_layers)
 

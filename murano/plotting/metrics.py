@@ -130,7 +130,7 @@ def plot_metric(
     """Draw a metric through depth: the mean over prompts and its bootstrap interval, a line for each group.
 
     Args:
-        table: of a metric that has a value at each layer.
+        table: of a metric that has a value at each layer, or at each point of a sweep.
         ax: where to draw; without it a new pyplot figure.
         by: a name in the prompts' metadata to group by.
         confidence: of the interval.
@@ -168,20 +168,19 @@ def metric_curves(
     table: MetricTable, *, by: str | None = None, confidence: float = 0.95, log: bool | None = None
 ) -> MetricCurves:
     """What :func:`plot_metric` draws, as data; see there for the arguments."""
-    if not isinstance(table, MetricTable) or not table.addresses:
-        what = (
-            f"{table.name} has {', '.join(table.columns)}"
-            if isinstance(table, MetricTable)
-            else repr(type(table).__name__)
-        )
+    if not isinstance(table, MetricTable):
+        raise InputError(f"Only a metric is drawn through depth, not a {type(table).__name__}.")
+    if len(set(table.units)) > 1 or table.columns == ("depth",):
         raise InputError(
-            f"Only a metric with a value at each layer is drawn through depth; {what}. For depths: plot_decided(table)."
+            f"Only a metric with a value at each layer is drawn through depth; {table.name} has {', '.join(table.columns)}. "
+            "For depths: plot_decided(table)."
         )
     summary = table.mean(by, confidence=confidence)
     ranks = table.unit == "rank"
     first = 1 if ranks else 0  # a logarithmic axis has no 0
     several = int(summary.n.max()) > 1
-    labels, title = row_labels(list(table.addresses))
+    top = float(np.nan_to_num(as_array(summary.high)).max(initial=0))
+    labels, title = row_labels(list(table.addresses)) if table.addresses else (list(table.columns), "")
     return MetricCurves(
         groups=[f"{group} (n={int(summary.n[i].max())})" for i, group in enumerate(summary.groups)],
         mean=as_array(summary.mean) + first,
@@ -191,7 +190,7 @@ def metric_curves(
         layer_title=title,
         unit=TITLES.get(table.name, f"{table.name} ({table.unit})" if table.unit else table.name),
         log=ranks if log is None else log,
-        limits=(0, 1) if table.unit in ("probability", "share") and not log else None,
+        limits=(0, 1) if table.unit in ("probability", "share") and not log and top > 0.5 else None,
         title=f"mean of {int(summary.n.max())} prompts, {confidence:.0%} interval" if by is None and several else "",
     )
 

@@ -24,7 +24,7 @@ class LogitLens(Step):
         target_mode: how targets of several tokens are read: ``"first"``, ``"single"`` or ``"sequence"``.
         keep: ``"residuals"`` keeps the residuals too, ``"logits"`` all logits, if they fit into memory.
         options: further arguments of :func:`murano.lens.logit_lens`: ``max_chunk_bytes``, ``max_batch_tokens``, ``on_error``,
-            ``product``.
+            ``product``, ``apart``.
 
     Raises:
         InputError: an argument that can't be right, before the model's weights load wherever they are not needed to know it.
@@ -50,7 +50,7 @@ class LogitLens(Step):
 
         if not hasattr(model, "check_layers"):
             raise InputError(f"LogitLens needs a MuranoModel, not a {type(model).__name__}: LogitLens(MuranoModel(…)).")
-        allowed = ("max_chunk_bytes", "max_batch_tokens", "on_error", "product")
+        allowed = ("max_chunk_bytes", "max_batch_tokens", "on_error", "product", "apart")
         for name in options:
             if name not in allowed:
                 raise InputError(f"LogitLens takes no {name!r}. Further options: {', '.join(allowed)}.")

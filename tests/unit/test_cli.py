@@ -379,13 +379,13 @@ def test_help_imports_nothing_that_costs_time(arguments: list[str]) -> None:
 
 def test_every_command_has_examples() -> None:
     text = parser().format_help()
-    for command in ("lens", "show", "doctor"):
+    for command in ("lens", "run", "validate", "explain", "show", "doctor"):
         assert command in text
         done = murano(command, "--help")
         assert f"\n  murano {command}" in done.stdout
 
 
-@pytest.mark.parametrize("command", [["lens", "x"], ["show", "x"], ["doctor"]])
+@pytest.mark.parametrize("command", [["lens", "x"], ["run", "x", "--out", "y"], ["show", "x"], ["doctor"]])
 def test_arguments_keep_their_defaults_when_nnsight_has_traced(
     command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
