@@ -20,6 +20,7 @@ from murano.model.anatomy import Anatomy, embedding_device, find_anatomy, text_c
 from murano.model.loading import Source, find_source, load_config, load_tokenizer, load_weights, parse_dtype
 from murano.model.product import Choice, choose
 from murano.model.proof import ReadoutProof, prove
+from murano.model.stepping import CacheProof, prove_cache
 from murano.model.tail import Replay, ShortPath, Tail
 from murano.model.watch import at_rest, frozen
 from murano.prompts import Prompt, as_prompts
@@ -175,6 +176,11 @@ class MuranoModel:
     def mid(self) -> dict[int, Any]:
         """Where ``resid_mid`` can be read, by layer; empty for a family whose attention and MLP run side by side."""
         return residuals.find_mid(self.anatomy)
+
+    @functools.cached_property
+    def cache(self) -> CacheProof:
+        """The cache that a generation can go on from, held against a forward without one."""
+        return prove_cache(self.anatomy)
 
     @property
     def tail(self) -> Tail:

@@ -9,6 +9,8 @@ from murano._lazy import lazy_exports
 if TYPE_CHECKING:
     from murano.plotting.difference import plot_difference as plot_difference
     from murano.plotting.files import save_figure as save_figure
+    from murano.plotting.generation import plot_agreement as plot_agreement
+    from murano.plotting.generation import plot_generation as plot_generation
     from murano.plotting.lens import plot_lens as plot_lens
     from murano.plotting.overview import plot_overview as plot_overview
     from murano.plotting.results import draw_results as draw_results
@@ -19,6 +21,7 @@ else:
         {
             "murano.plotting.difference": ["plot_difference"],
             "murano.plotting.files": ["save_figure"],
+            "murano.plotting.generation": ["plot_agreement", "plot_generation"],
             "murano.plotting.lens": ["plot_lens"],
             "murano.plotting.overview": ["plot_overview"],
             "murano.plotting.results": ["draw_results"],

@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from murano.artifacts.generation_lens import GenerationLensResult
 from murano.artifacts.logit_lens import LogitLensResult
 from murano.errors import InputError
 from murano.plotting.backend import Figure, figure_of
 from murano.plotting.files import check_formats, figure_bytes, save_figure
+from murano.plotting.generation import AgreementCurve, generation_figures
 from murano.plotting.grid import Grid
 from murano.plotting.lens import lens_grid
 from murano.plotting.overview import overview_grid
@@ -65,7 +67,8 @@ def draw_results(
         there = ", ".join(f"{str(key)!r}" for key in results) or "none"
         raise InputError(
             f"There is nothing to draw. Results that are there: {there}. "
-            "Can be drawn: a LogitLensResult, as LogitLens writes it under 'logit_lens'."
+            "Can be drawn: a LogitLensResult, as LogitLens writes it under 'logit_lens', "
+            "and a GenerationLensResult, as FollowGeneration writes it."
         )
     if output_dir is None and not notebook and show is not False:
         warnings.warn(
@@ -83,13 +86,15 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-def _grids(results: Mapping[str, Any], per_prompt: bool | None) -> Iterator[tuple[str, Grid]]:
+def _grids(results: Mapping[str, Any], per_prompt: bool | None) -> Iterator[tuple[str, Grid | AgreementCurve]]:
     """Each figure's file name without its ending, and what it shows; one at a time, so that memory stays flat."""
     for key in results:
         lens = results[key]
+        stem = re.sub(r"[^\w.-]+", "_", str(key)).lstrip(".") or "lens"
+        if isinstance(lens, GenerationLensResult):
+            yield from generation_figures(lens, stem, lens.n_prompts <= MOST_PROMPTS if per_prompt is None else per_prompt)
         if not isinstance(lens, LogitLensResult):
             continue
-        stem = re.sub(r"[^\w.-]+", "_", str(key)).lstrip(".") or "lens"
         if lens.n_prompts > MOST_PROMPTS if per_prompt is None else not per_prompt:
             yield f"{stem}_overview", overview_grid(lens)
             continue
