@@ -168,22 +168,16 @@ class _Run:
         for step in range(self.width):
             rows = [row for row, prompt in enumerate(in_batch) if self.finished[prompt] is None]
             prompts = [in_batch[row] for row in rows]
-            taken: dict[Address, Tensor] = {}
-
-            def take(address: Address, stream: Float[Tensor, "batch position d_model"], rows: list[int] = rows) -> None:
-                taken[address] = stream[rows, -1]
-
-            logits = stepper.step(
-                new.to(self.model.device),
-                {*reader.sources, reader.last},
-                take,
-                ending=self.model.ending,
-                mid=reader.mid,
-            )[rows]
+            logits, taken = stepper.step(
+                new.to(self.model.device), {*reader.sources, reader.last}, ending=self.model.ending, mid=reader.mid
+            )
+            logits = logits[rows]
             chosen = self.sampler.choose(logits, prompts)
             self._keep(prompts, step, chosen, logits)
             # A replayed forward can't run inside the one that is being read: the rows are read now that it has ended.
-            reader.read_rows(taken, torch.tensor(prompts) * self.width + step)
+            reader.read_rows(
+                {at: stream[rows] for at, stream in taken.items()}, torch.tensor(prompts) * self.width + step
+            )
             progress.update(len(prompts))
             going_on = [row for row, prompt in enumerate(in_batch) if self.finished[prompt] is None]
             if not going_on:
@@ -236,7 +230,8 @@ class _Run:
         tables = self.tables
 
         def cut(tensor: Tensor) -> Tensor:
-            return tensor[:layers].unflatten(1, (n_prompts, self.width))[:, :, :steps].contiguous()
+            grid: Tensor = tensor[:layers].unflatten(1, (n_prompts, self.width))
+            return grid[:, :, :steps].contiguous()
 
         longest = max(map(len, self.encoded))
         padded = [[*[NO_TOKEN] * (longest - len(ids)), *ids] for ids in self.encoded]
@@ -282,7 +277,9 @@ def _cache_notes(model: MuranoModel) -> list[str]:
     if model.cache.name is not None:
         return []
     name = type(model.hf_model).__name__
-    return [f"{name} has no cache to go on from: {model.cache.reason}. Every step runs all tokens again, which is slower."]
+    return [
+        f"{name} can't go on from a cache ({model.cache.reason}). Every step runs all tokens again, which is slower."
+    ]
 
 
 def _settings_notes(model: MuranoModel) -> list[str]:
@@ -291,7 +288,9 @@ def _settings_notes(model: MuranoModel) -> list[str]:
     wanted = [f"{name}={value!r}" for name, value in asked.items() if value not in (None, _NOT_DONE[name])]
     if not wanted:
         return []
-    return [f"The checkpoint asks generate for {', '.join(wanted)}; the tokens here are the model's own choice without it."]
+    return [
+        f"The checkpoint asks generate for {', '.join(wanted)}; the tokens here are the model's own choice without it."
+    ]
 
 
 def _stop_notes(run: _Run, sampling: Sampling) -> list[str]:

@@ -23,8 +23,8 @@ FINISHED = {
     "stop": "a stop text came",
     "length": "max_new_tokens was reached",
 }
-#: So many layers and prompts are printed.
-SHOWN_LAYERS, SHOWN_PROMPTS = 6, 8
+#: So many layers, prompts and steps are printed.
+SHOWN_LAYERS, SHOWN_PROMPTS, SHOWN_STEPS = 6, 8, 16
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -134,7 +134,11 @@ class GenerationLensResult:
         return self.agreement[:, chosen].flatten(1).sum(-1) / n_steps
 
     def settled(self) -> Int[Tensor, "prompt step"]:
-        """The layer, by its place among the addresses, from which on all agree; their number where the last one does not, -1 after the end."""
+        """The layer, as its place among the addresses, from which on all agree.
+
+        Returns:
+            The number of addresses where the last of them does not agree, and -1 after a prompt's end.
+        """
         from_here = self.agreement.flip(0).int().cumprod(0).sum(0)
         return (len(self.addresses) - from_here).masked_fill(~self.steps_mask, -1)
 
@@ -218,7 +222,7 @@ class GenerationLensResult:
         return (self[prompt] for prompt in range(self.n_prompts))
 
     def text(self, layers: Any = None) -> str:
-        """Every prompt with what was written, and for some layers the pairs of their guess and the token that was written.
+        """Every prompt with what was written, and for some layers the pairs of their guess and the token that was written, 16 at most.
 
         Args:
             layers: which, as addresses in any form; ``None`` for six that are evenly apart.
@@ -230,19 +234,24 @@ class GenerationLensResult:
         rows = (
             sorted({round(i * (n - 1) / (SHOWN_LAYERS - 1)) for i in range(SHOWN_LAYERS)})
             if layers is None
-            else [self.layer_index(layer) for layer in (layers if isinstance(layers, (list, tuple, range)) else [layers])]
+            else [
+                self.layer_index(layer) for layer in (layers if isinstance(layers, (list, tuple, range)) else [layers])
+            ]
         )
         names = [str(self.addresses[row]) for row in rows]
         width = max(map(len, names), default=0)
         parts = [repr(self)]
         for prompt in range(min(self.n_prompts, SHOWN_PROMPTS)):
             asked = "" if self.prompts is None else f"{str(self.prompts[prompt])!r} → "
-            parts.append(f"\n{asked}{self.texts[prompt]!r} ({FINISHED.get(self.finished[prompt], self.finished[prompt])})")
+            parts.append(
+                f"\n{asked}{self.texts[prompt]!r} ({FINISHED.get(self.finished[prompt], self.finished[prompt])})"
+            )
             steps = int(self.steps_mask[prompt].sum())
             for row, name in zip(rows, names, strict=True):
                 agree = int(self.agreement[row, prompt].sum())
-                listed = ", ".join(map(repr, self.pairs(self.addresses[row], prompt)))
-                parts.append(f"{name:>{width}}  {f'{agree}/{steps}':>5}  {listed}")
+                listed = ", ".join(map(repr, self.pairs(self.addresses[row], prompt)[:SHOWN_STEPS]))
+                more = f", … {steps - SHOWN_STEPS} more" if steps > SHOWN_STEPS else ""
+                parts.append(f"{name:>{width}}  {f'{agree}/{steps}':>5}  {listed}{more}")
         if self.n_prompts > SHOWN_PROMPTS:
             parts.append(f"\n… and {self.n_prompts - SHOWN_PROMPTS} more prompts")
         return "\n".join([*parts, *(f"\nnote: {note}" for note in self.notes)])

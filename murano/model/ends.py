@@ -22,7 +22,7 @@ def end_tokens(model: MuranoModel, *, chat: bool) -> frozenset[int]:
     """
     module: Any = model.hf_model
     configs = (getattr(module, "generation_config", None), text_config(model.config), model.config)
-    given = next((ids for config in configs if (ids := getattr(config, "eos_token_id", None)) is not None), [])
+    given: Any = next((ids for config in configs if (ids := getattr(config, "eos_token_id", None)) is not None), [])
     ends = {int(i) for i in (given if isinstance(given, (list, tuple)) else [given])}
     turn = end_of_turn(model.tokenizer) if chat else None
     return frozenset(ends if turn is None else {*ends, turn})

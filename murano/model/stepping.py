@@ -60,28 +60,31 @@ class Stepper:
         self,
         new: Int[Tensor, "batch position"],
         wanted: Collection[Address] = (),
-        on_stream: residuals.OnStream | None = None,
         *,
         ending: residuals.Ending = "full",
         mid: Mapping[int, tuple[nn.Module, Any]] | None = None,
-    ) -> Float[Tensor, "batch vocab"]:
+    ) -> tuple[Float[Tensor, "batch vocab"], dict[Address, Float[Tensor, "batch d_model"]]]:
         """Append tokens and predict the next one.
 
         Args:
             new: the prompts at first, then one token each.
-            wanted: which addresses to hand out.
-            on_stream: called with each of them; its last position is that of the last token.
+            wanted: at which addresses the stream is read.
             ending: as in :func:`murano.model.residuals.forward`.
             mid: as there.
 
         Returns:
-            The model's own logits of the token that follows.
+            The model's own logits of the token that follows, and the rows of the stream that it is predicted from.
         """
         if self.name is None:
             self._ids = new = new if self._ids is None else torch.cat([self._ids, new], dim=1)
-        logits = residuals.forward(self.anatomy, new, wanted, on_stream, ending=ending, mid=mid, call=self._call)
+        rows: dict[Address, Tensor] = {}
+
+        def take(address: Address, stream: Float[Tensor, "batch position d_model"]) -> None:
+            rows[address] = stream[:, -1]
+
+        logits = residuals.forward(self.anatomy, new, wanted, take, ending=ending, mid=mid, call=self._call)
         assert logits is not None
-        return logits[:, -1]
+        return logits[:, -1], rows
 
     def keep(self, rows: Int[Tensor, " row"]) -> bool:
         """Go on with these prompts alone, where the cache can let go of the others.
@@ -133,7 +136,7 @@ def prove_cache(anatomy: Anatomy) -> CacheProof:
         try:
             stepper = Stepper(anatomy, CacheProof(name, first))
             parts = (ids[:, :prompt], *ids[:, prompt:].split(1, dim=1))
-            gap = difference(torch.stack([stepper.step(part) for part in parts], dim=1), whole[:, prompt - 1 :])
+            gap = difference(torch.stack([stepper.step(part)[0] for part in parts], dim=1), whole[:, prompt - 1 :])
         except Exception as error:  # the family's own code may refuse these arguments in any way it likes
             tried.append(CacheProof(None, reason=f"{type(error).__name__}: {error}"))
             continue

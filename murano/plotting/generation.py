@@ -84,8 +84,9 @@ def generation_grid(
     return Grid(
         values=numbers,
         scale=type(drawn)(unit, drawn.cmap, drawn.norm),
-        rows=[f"{name}  {share:4.0%}" for name, share in zip(names, shares, strict=True)],
-        row_title=f"{title or 'layer'}, and at how many steps it agrees",
+        # A figure space is as wide as a digit.
+        rows=[f"{name}  {f'{share:.0%}'.rjust(4, chr(0x2007))}" for name, share in zip(names, shares, strict=True)],
+        row_title=f"{title or 'layer'}, and its agreement",
         words=[[[one.words[i]] for i in one.predicted_tokens[row, 0, columns].tolist()] for row in rows],
         below=[[one.words[i]] for i in one.sampled_ids[0, columns].tolist()],
         below_title=f"what was written{ended}" + ("\nline: all layers agree from here on" if ordered else ""),

@@ -92,7 +92,9 @@ def _grids(results: Mapping[str, Any], per_prompt: bool | None) -> Iterator[tupl
         lens = results[key]
         stem = re.sub(r"[^\w.-]+", "_", str(key)).lstrip(".") or "lens"
         if isinstance(lens, GenerationLensResult):
-            yield from generation_figures(lens, stem, lens.n_prompts <= MOST_PROMPTS if per_prompt is None else per_prompt)
+            yield from generation_figures(
+                lens, stem, lens.n_prompts <= MOST_PROMPTS if per_prompt is None else per_prompt
+            )
         if not isinstance(lens, LogitLensResult):
             continue
         if lens.n_prompts > MOST_PROMPTS if per_prompt is None else not per_prompt:

@@ -86,5 +86,9 @@ class FollowGeneration(Step):
         return {keys.GENERATION_LENS: lens}
 
     def describe(self) -> str:
-        how = "the most probable token" if self.temperature == 0 else f"temperature {self.temperature}, top_p {self.top_p}"
+        how = (
+            "the most probable token"
+            if self.temperature == 0
+            else f"temperature {self.temperature}, top_p {self.top_p}"
+        )
         return f"{self.model.model_id}: up to {self.max_new_tokens} tokens by {how}; layers {self.layers!r}, top {self.top_k}"

@@ -20,8 +20,32 @@ PROMPTS = [[20, 31, 42, 53, 64], [20, 31, 42, 53], [77, 66, 55, 44], [99]]
 #: Of different kinds: plain, with windows, with alibi, learned positions, capped or scaled logits, experts, recurrent ones, encoders
 #: made decoders, blocks that are called twice, streams in parallel.
 FAMILIES = (
-    *("llama", "gpt2", "opt", "bloom", "qwen2", "cohere", "cohere2", "falcon", "gemma2", "gemma3_text", "gemma3n_text", "gptj", "mpt"),
-    *("mistral", "mixtral", "granite", "minicpm3", "deepseek_v3", "llama4_text", "mamba", "falcon_mamba", "recurrent_gemma"),
+    *(
+        "llama",
+        "gpt2",
+        "opt",
+        "bloom",
+        "qwen2",
+        "cohere",
+        "cohere2",
+        "falcon",
+        "gemma2",
+        "gemma3_text",
+        "gemma3n_text",
+        "gptj",
+        "mpt",
+    ),
+    *(
+        "mistral",
+        "mixtral",
+        "granite",
+        "minicpm3",
+        "deepseek_v3",
+        "llama4_text",
+        "mamba",
+        "falcon_mamba",
+        "recurrent_gemma",
+    ),
     *("jamba", "qwen3_next", "rwkv", "openai-gpt", "bert", "big_bird", "dory", "hrm_text", "inkling_text", "lfm2"),
 )
 WITHOUT_CACHE = {
@@ -58,7 +82,9 @@ def test_every_cell_is_that_of_a_plain_lens(family: str) -> None:
         written = rerun(model, ids, STEPS)
         n = len(written)
         assert lens.sampled_ids[prompt].tolist() == written + [-1] * (lens.sampled_ids.shape[1] - n)
-        assert lens.finished[prompt] == ("end" if written[-1] == model.hf_model.generation_config.eos_token_id else "length")
+        assert lens.finished[prompt] == (
+            "end" if written[-1] == model.hf_model.generation_config.eos_token_id else "length"
+        )
         plain = logit_lens(model, [[*ids, *written[:-1]]], positions=range(-n, 0), top_k=3, keep="logits")
         assert torch.equal(lens.top_ids[:, prompt, :n], plain.top_ids[:, 0])
         torch.testing.assert_close(lens.top_probs[:, prompt, :n], plain.top_probs[:, 0], atol=1e-5, rtol=0)
@@ -121,7 +147,9 @@ def test_prompts_do_not_depend_on_each_other() -> None:
         for prompt in range(4):
             n = int(ended.steps_mask[prompt].sum())
             assert torch.equal(ended.sampled_ids[prompt, :n], together.sampled_ids[prompt, :n])
-            torch.testing.assert_close(ended.top_probs[:, prompt, :n], together.top_probs[:, prompt, :n], atol=1e-5, rtol=0)
+            torch.testing.assert_close(
+                ended.top_probs[:, prompt, :n], together.top_probs[:, prompt, :n], atol=1e-5, rtol=0
+            )
             assert ended.top_ids[:, prompt, n:].unique().tolist() in ([], [-1])
             assert ended.top_probs[:, prompt, n:].isnan().all()
             alone = follow(model, same[prompt : prompt + 1], max_new_tokens=n, temperature=1.0, seed=5 + prompt)
@@ -171,7 +199,9 @@ def test_it_ends_at_a_stop_text_or_says_that_none_came() -> None:
 
 
 def test_a_model_without_a_cache_says_that_it_is_slower() -> None:
-    with pytest.warns(UserWarning, match=r"OpenAIGPTLMHeadModel has no cache to go on from.*which is slower"):
+    with pytest.warns(
+        UserWarning, match=r"OpenAIGPTLMHeadModel can't go on from a cache \(its forward takes none\).*which is slower"
+    ):
         lens = follow_generation(held("openai-gpt"), PROMPTS, max_new_tokens=2)
     assert lens.cache is None
 
