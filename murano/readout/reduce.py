@@ -77,7 +77,7 @@ def reduce_rows(
         if tokens is not None:
             of_tokens = x.gather(1, tokens[start : start + step])
             asked.append(of_tokens)
-            ranks.append(torch.stack([_larger(x, column) for column in of_tokens.split(1, dim=1)], dim=1))
+            ranks.append(torch.stack([_larger(x, column, scratch) for column in of_tokens.split(1, dim=1)], dim=1))
         found, peak = Candidates.among(x, top_k)
         total, weight = _sums(x.sub_(peak), scratch)
         candidates.append(found)
@@ -105,9 +105,15 @@ def reduce_rows(
     )
 
 
-def _larger(x: Float[Tensor, "row vocab"], than: Float[Tensor, "row 1"]) -> Int[Tensor, " row"]:
+def _larger(
+    x: Float[Tensor, "row vocab"], than: Float[Tensor, "row 1"], scratch: Tensor | None = None
+) -> Int[Tensor, " row"]:
     """How many numbers of each row are larger."""
-    return (x > than).sum(dim=-1)
+    if scratch is None:
+        return (x > than).sum(dim=-1)
+    # Ones and zeros as floats are added up several times as fast as truth values are, and exactly: no vocabulary has 2**24 tokens.
+    ones = torch.gt(x, than, out=scratch[: x.shape[0], : x.shape[1]])
+    return ones.sum(dim=-1).long()
 
 
 def slice_rows(rows: int, vocab: int) -> int:
