@@ -108,7 +108,8 @@ class Stepper:
         if self._cache is not None:
             options[self.name] = self._cache
         output = run(model, ids, use_cache=True, **options)
-        self._cache = getattr(output, self.name, None) or self._cache
+        returned = getattr(output, self.name, None)
+        self._cache = self._cache if returned is None else returned
         return output
 
 
