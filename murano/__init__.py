@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from murano import metrics as metrics
     from murano.address import Address as Address
     from murano.artifacts.codec import fingerprint as fingerprint
+    from murano.artifacts.generation_lens import GenerationLensResult as GenerationLensResult
     from murano.artifacts.logit_lens import LogitLensResult as LogitLensResult
     from murano.artifacts.metric_table import MetricTable as MetricTable
     from murano.artifacts.run import load_logit_lens as load_logit_lens
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from murano.errors import PipelineError as PipelineError
     from murano.errors import ReadoutError as ReadoutError
     from murano.errors import UnsupportedModelError as UnsupportedModelError
+    from murano.generation import follow_generation as follow_generation
     from murano.keys import Key as Key
     from murano.lens import logit_lens as logit_lens
     from murano.lens import reread as reread
@@ -51,6 +53,7 @@ else:
         {
             "murano.address": ["Address"],
             "murano.artifacts.codec": ["fingerprint"],
+            "murano.artifacts.generation_lens": ["GenerationLensResult"],
             "murano.artifacts.logit_lens": ["LogitLensResult"],
             "murano.artifacts.metric_table": ["MetricTable"],
             "murano.artifacts.run": [
@@ -73,6 +76,7 @@ else:
                 "ReadoutError",
                 "UnsupportedModelError",
             ],
+            "murano.generation": ["follow_generation"],
             "murano.keys": ["Key"],
             "murano.lens": ["logit_lens", "reread"],
             "murano.model": ["MuranoModel"],

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from murano.cli import generate
 from murano.cli.command import BUNDLED, find_model, new_command, say
 from murano.errors import InputError
 
 if TYPE_CHECKING:
     from murano.prompts import PromptBatch
     from murano.results import Results
+    from murano.steps import Step
 
 EXAMPLES = """\
   murano lens "The capital of France is"
@@ -20,7 +23,9 @@ EXAMPLES = """\
   murano lens --file prompts.txt --layers 20-29 --top-k 10 --json > answers.json
   murano lens "Paris is in" --layers embeddings,all --positions all
   murano lens "The capital of France is" --target Paris --foil Rome
-  murano lens "Paris is in" --plot lens.png --save murano_outputs/paris"""
+  murano lens "Paris is in" --plot lens.png --save murano_outputs/paris
+  murano lens --generate 6 "The capital of France is"
+"""
 
 
 def add_to(commands: Any) -> None:
@@ -61,6 +66,7 @@ def add_to(commands: Any) -> None:
             help=f"{help_text}, whose probability and rank are read; once for each prompt, in order",
         )
     what.add_argument("--top-k", metavar="K", type=int, default=5, help="tokens to keep per distribution (default: 5)")
+    generate.add_arguments(parser)
     out = parser.add_argument_group("what to write")
     out.add_argument("--json", action="store_true", help="JSON instead of tables on standard output")
     out.add_argument(
@@ -79,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
     from murano.cli.outputs import figure_file, run_folder
     from murano.readout.request import parse_layers, parse_positions
 
+    sampling = generate.sampling_of(args)
     prompts = _prompts(args)
     parse_layers(args.layers)
     only_last = args.positions is None
@@ -94,16 +101,26 @@ def run(args: argparse.Namespace) -> int:
     # Everything that can be wrong without a model has been found: now comes what takes time.
     from murano import Pipeline, keys
     from murano.cli.lens_text import as_json, as_tables
-    from murano.steps import LoadPrompts, LogitLens, Save
+    from murano.steps import FollowGeneration, LoadPrompts, LogitLens, Save
 
     model = find_model(args.model, dtype=args.dtype, device_map=args.device_map)
-    results = Pipeline([LoadPrompts(prompts), LogitLens(model, args.layers, positions, args.top_k)]).run()
-    lens = results[keys.LOGIT_LENS]
-    print(as_json(lens, prompts, only_last) if args.json else as_tables(lens, prompts, only_last), flush=True)
+    if sampling is not None:
+        how = {name: value for name, value in asdict(sampling).items() if value != ()}
+        step: Step = FollowGeneration(model, layers=args.layers, top_k=args.top_k, **how)
+    else:
+        step = LogitLens(model, args.layers, positions, args.top_k)
+    results = Pipeline([LoadPrompts(prompts), step]).run()
+    if sampling is not None:
+        written = results[keys.GENERATION_LENS]
+        print(generate.as_json(written) if args.json else written, flush=True)
+    else:
+        lens = results[keys.LOGIT_LENS]
+        print(as_json(lens, prompts, only_last) if args.json else as_tables(lens, prompts, only_last), flush=True)
     if figure or saved:
         say(args, "")
     if figure is not None:
-        results[keys.PLOTS] = _draw(results, figure)
+        draw = generate.draw(results[keys.GENERATION_LENS], figure) if sampling is not None else _draw(results, figure)
+        results[keys.PLOTS] = draw
         say(args, f"plot:  {', '.join(results[keys.PLOTS])}")
     if saved is not None:
         folder = Save(saved[0], saved[1], model_id=model.model_id)(results)[keys.OUTPUT_DIR]
@@ -117,13 +134,14 @@ def _prompts(args: argparse.Namespace) -> PromptBatch:
 
     for prompt in filter(is_prompt_file, args.prompts):
         raise InputError(f"{prompt!r} is a file, and would be read as a prompt. Did you mean --file {prompt}?")
-    given = [*args.prompts, *(read_prompt_file(args.file) if args.file is not None else [])]
+    given = [*args.prompts] if not args.chat else [*as_prompts(args.prompts, chat=True)] if args.prompts else []
+    given += read_prompt_file(args.file, chat=args.chat) if args.file is not None else []
     if not given:
         raise InputError('There are no prompts. Give one: murano lens "The capital of France is"')
     prompts = as_prompts(given, targets=args.target, foils=args.foil)
     for index, prompt in enumerate(prompts):
-        if re.search(r"[\ud800-\udfff]", prompt.text):  # how Python shows bytes that are no text
-            raise InputError(f"Prompt {index} is not UTF-8: {prompt.text!a:.80}")
+        if re.search(r"[\ud800-\udfff]", str(prompt)):  # how Python shows bytes that are no text
+            raise InputError(f"Prompt {index} is not UTF-8: {str(prompt)!a:.80}")
     return prompts
 
 

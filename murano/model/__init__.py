@@ -30,6 +30,7 @@ from murano.model.loading import (
 )
 from murano.model.product import Choice, choose
 from murano.model.proof import ReadoutProof, prove
+from murano.model.stepping import CacheProof, prove_cache
 from murano.model.tail import Replay, ShortPath, Tail
 from murano.model.watch import at_rest, frozen
 from murano.prompts import Prompt, as_prompts
@@ -192,6 +193,11 @@ class MuranoModel:
     def mid(self) -> dict[int, Any]:
         """Where ``resid_mid`` can be read, by layer; empty for a family whose attention and MLP run side by side."""
         return residuals.find_mid(self.anatomy)
+
+    @functools.cached_property
+    def cache(self) -> CacheProof:
+        """The cache that a generation can go on from, held against a forward without one."""
+        return prove_cache(self.anatomy)
 
     @property
     def tail(self) -> Tail:

@@ -60,6 +60,7 @@ def forward(
     *,
     ending: Ending | None = "full",
     mid: Mapping[int, tuple[nn.Module, Any]] | None = None,
+    call: Callable[..., Any] = run,
 ) -> Float[Tensor, "batch position vocab"] | None:
     """Run the model once and hand out the residual stream as it passes.
 
@@ -70,6 +71,7 @@ def forward(
         on_stream: called with each of them, in the order in which they pass.
         ending: how to get the logits; ``None`` stops the forward after the last wanted address and gives none.
         mid: where ``resid_mid`` can be read, by layer (see :func:`find_mid`).
+        call: runs the model on the tokens: a plain forward, or one that goes on from a cache.
 
     Returns:
         The model's own logits: of all positions for ``"full"``, else of the last one.
@@ -140,7 +142,7 @@ def forward(
     options = {"logits_to_keep": 1} if ending == "argument" else {}
     try:
         with at_rest(model, grad=torch.is_grad_enabled()):
-            return logits_of(run(model, ids, **options))
+            return logits_of(call(model, ids, **options))
     except _Enough:
         return None
     finally:

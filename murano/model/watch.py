@@ -87,7 +87,8 @@ class Watcher:
 def at_rest(model: nn.Module, *, grad: bool = False) -> Iterator[None]:
     """Run a model without dropout and, unless asked, without a graph; its training flag is put back afterwards."""
     training = [module for module in model.modules() if module.training]
-    model.eval()
+    if training:
+        model.eval()
     try:
         with torch.set_grad_enabled(grad):
             yield

@@ -9,6 +9,8 @@ from murano._lazy import lazy_exports
 if TYPE_CHECKING:
     from murano.plotting.difference import plot_difference as plot_difference
     from murano.plotting.files import save_figure as save_figure
+    from murano.plotting.generation import plot_agreement as plot_agreement
+    from murano.plotting.generation import plot_generation as plot_generation
     from murano.plotting.lens import plot_lens as plot_lens
     from murano.plotting.metrics import plot_decided as plot_decided
     from murano.plotting.metrics import plot_metric as plot_metric
@@ -22,6 +24,7 @@ else:
         {
             "murano.plotting.difference": ["plot_difference"],
             "murano.plotting.files": ["save_figure"],
+            "murano.plotting.generation": ["plot_agreement", "plot_generation"],
             "murano.plotting.lens": ["plot_lens"],
             "murano.plotting.metrics": ["plot_decided", "plot_metric"],
             "murano.plotting.overview": ["plot_overview"],

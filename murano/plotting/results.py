@@ -10,11 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from murano.artifacts.generation_lens import GenerationLensResult
 from murano.artifacts.logit_lens import LogitLensResult
 from murano.artifacts.metric_table import MetricTable
 from murano.errors import InputError
 from murano.plotting.backend import Figure, figure_of
 from murano.plotting.files import PAGE, check_formats, figure_bytes, save_figure
+from murano.plotting.generation import AgreementCurve, generation_figures
 from murano.plotting.grid import Grid
 from murano.plotting.lens import lens_grid
 from murano.plotting.metrics import MetricCurves, decided_curves, metric_curves
@@ -76,7 +78,7 @@ def draw_results(
         there = ", ".join(f"{str(key)!r}" for key in results) or "none"
         raise InputError(
             f"There is nothing to draw. Results that are there: {there}. "
-            "Can be drawn: a LogitLensResult, as LogitLens writes it under 'logit_lens', and the tables of metrics."
+            "Can be drawn: a LogitLensResult, as LogitLens writes it under 'logit_lens', a GenerationLensResult, and the tables of metrics."
         )
     if nowhere and show is not False:
         warnings.warn(
@@ -97,7 +99,7 @@ def in_notebook() -> bool:
 def _drawn(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Each result that has a figure, with a file name for it that has no ending yet."""
     for key, value in results.items():
-        if isinstance(value, LogitLensResult) or (
+        if isinstance(value, (LogitLensResult, GenerationLensResult)) or (
             isinstance(value, MetricTable) and (value.addresses or "depth" in value.columns)
         ):
             yield re.sub(r"[^\w.-]+", "_", str(key)).lstrip(".") or "lens", value
@@ -105,10 +107,13 @@ def _drawn(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _drawings(
     stem: str, value: Any, per_prompt: bool | None, by: str | None
-) -> Iterator[tuple[str, Grid | MetricCurves]]:
+) -> Iterator[tuple[str, Grid | MetricCurves | AgreementCurve]]:
     """Each figure's file name without its ending, and what it shows; one at a time, so that memory stays flat."""
     if isinstance(value, MetricTable):
         yield stem, metric_curves(value, by=by) if value.addresses else decided_curves(value, by=by)
+    elif isinstance(value, GenerationLensResult):
+        each = value.n_prompts <= MOST_PROMPTS if per_prompt is None else per_prompt
+        yield from generation_figures(value, stem, each)
     else:
         yield from _grids(stem, value, per_prompt)
 

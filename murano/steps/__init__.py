@@ -9,6 +9,7 @@ from murano._lazy import lazy_exports
 if TYPE_CHECKING:
     from murano.steps.base import Step as Step
     from murano.steps.base import step as step
+    from murano.steps.follow_generation import FollowGeneration as FollowGeneration
     from murano.steps.load_prompts import LoadPrompts as LoadPrompts
     from murano.steps.logit_lens import LogitLens as LogitLens
     from murano.steps.metrics import Commitment as Commitment
@@ -24,6 +25,7 @@ else:
         __name__,
         {
             "murano.steps.base": ["Step", "step"],
+            "murano.steps.follow_generation": ["FollowGeneration"],
             "murano.steps.load_prompts": ["LoadPrompts"],
             "murano.steps.logit_lens": ["LogitLens"],
             "murano.steps.metrics": ["Commitment", "LogitDiff", "Match", "PredictionDepth", "Rank", "TokenProb"],
