@@ -145,11 +145,12 @@ def main() -> None:
     """Measure and write."""
     parser = common.options(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that are counted")
+    parser.add_argument("--prompts", type=int, nargs="+", default=[1, 8, 20], help="so many prompts at once")
     args = parser.parse_args()
     model = model_in_float32()
     endless(model)
     model.check_readout()
-    cases = (1, 4) if args.quick else (1, 8, 20)
+    cases = (1, 4) if args.quick else args.prompts
     rounds = 1 if args.quick else args.rounds
     data = {
         "machine": common.machine(),
