@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from murano.address import Address
+from murano.address import BIAS, WRITTEN, Address
 from murano.artifacts.words import TokenWords
 from murano.errors import InputError, ModelError
 from murano.model import batching, residuals
@@ -258,7 +258,7 @@ class MuranoModel:
         """
         asked = [addresses] if isinstance(addresses, (str, int, Address)) else list(addresses)
         wanted = [Address.parse(a).resolve(self.n_layers) for a in asked]
-        off = [a for a in wanted if a.component in ("attn_out", "mlp_out")]
+        off = [a for a in wanted if a.component in (*WRITTEN, BIAS)]
         if off:
             raise InputError(
                 f"'{off[0]}' is not on the residual stream. Use resid_pre, resid_mid or resid_post of a layer."
