@@ -1,6 +1,7 @@
 """Parts: what each block writes into the residual stream, found by following the additions of one watched forward.
 
-A block reads ``resid_pre`` and leaves ``resid_post = resid_pre + Σ scale · part``. Which tensors the parts are differs by family: an
+A block reads ``resid_pre`` and leaves ``resid_post = keep · resid_pre + Σ scale · part``; ``keep`` is 1 but in the few families that rescale
+the stream. Which tensors the parts are differs by family: an
 attention's output, the same after another norm, or times a multiplier; a projection inside an attention that adds the residual
 itself. No names are assumed. Every sum and every multiplication by a constant in a block is followed back to the tensors that are
 neither; those that a module returned can be caught again in any forward. That the sum holds is then proved on other tokens.
@@ -9,7 +10,7 @@ neither; those that a module returned can be caught again in any forward. That t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from murano.model.anatomy import BATCH, POSITIONS, Anatomy, Block, probe_ids, run, stream_in
 from murano.model.linear import Norm, exact, find_norm, is_linear, tolerance
-from murano.model.stream import Path, find_tensor, get_at, put_at
+from murano.model.stream import Path, find_tensor, get_at
 from murano.model.watch import Call, Watcher, at_rest
 
 #: What leaves the numbers of a tensor, or their order in each row, as they are.
@@ -107,11 +108,13 @@ class Parts:
 
     Args:
         parts: in the order of the data; empty where they could not be found or proved.
+        keeps: what each block multiplies the stream with that it was given; empty where there are no parts.
         difference: the largest difference between what a block added and the sum of its parts, relative to the stream.
         reason: why there are none.
     """
 
     parts: tuple[Part, ...]
+    keeps: tuple[Tensor, ...] = ()
     difference: float = 0.0
     reason: str = ""
 
@@ -127,15 +130,19 @@ def find_parts(anatomy: Anatomy) -> Parts:
         anatomy: a model and its blocks.
 
     Returns:
-        The parts, or the reason why there are none: a family that norms the sum, or rescales the stream, has none.
+        The parts, or the reason why there are none: a family that norms the sum has none.
     """
     if not anatomy.layout.standard:
         return Parts((), reason=f"the stream is not one vector per position but {anatomy.layout}")
     name = type(anatomy.model).__name__
     try:
-        found = _follow(anatomy)
-        parts = tuple(part for layer, sums in enumerate(found) for part in _parts(layer, anatomy, *sums))
-        return Parts(parts, _prove(anatomy, parts))
+        sums = _follow(anatomy)
+        ways = [{atom: _way(atom, anatomy) for atom in found.terms if atom is not found.residual} for found in sums]
+        children = {origin.child for way in ways for origin, _ in way.values() if origin.child is not None}
+        mixing = _mixing(anatomy, [(call.name, sums[0].numbers[call]) for call in children])
+        parts = tuple(p for layer, (found, way) in enumerate(zip(sums, ways, strict=True)) for p in _parts(layer, found, way, mixing))
+        keeps = tuple(found.terms[found.residual] for found in sums)
+        return Parts(parts, keeps, _prove(anatomy, parts, keeps))
     except _NoParts as why:
         return Parts((), reason=f"in {name} {why}")
 
@@ -300,74 +307,87 @@ def _is_one(scale: Tensor) -> bool:
 
 @dataclass(eq=False)
 class _Sum:
-    """What a block was seen to return."""
+    """What a block was seen to return.
 
+    Args:
+        block: the block.
+        terms: the sum.
+        residual: the atom that stands for what the block was given.
+        numbers: which of its module's calls each call was.
+        merged: width and number of what was last laid side by side when a call began: the heads of an attention, say.
+    """
+
+    block: Block
     terms: _Terms
     residual: _Atom
-    calls: dict[int, int]
-    heads: dict[int, tuple[int, int]]
+    numbers: dict[Call, int]
+    merged: dict[Call, tuple[int, int]]
 
 
-def _follow(anatomy: Anatomy) -> list[tuple[_Sum, Block]]:
+def _follow(anatomy: Anatomy) -> list[_Sum]:
     """Watch one forward; the sum that each block call returned."""
     ids = probe_ids(anatomy.model, anatomy.embedding_rows, BATCH, POSITIONS, seed=6)
     names = {block.name for block in anatomy.blocks}
     follower = _Follower()
     counts: dict[str, int] = {}
-    numbers: dict[int, int] = {}
-    heads: dict[int, tuple[int, int]] = {}
-    found: list[tuple[_Sum, Block]] = []
+    numbers: dict[Call, int] = {}
+    merged: dict[Call, tuple[int, int]] = {}
+    found: list[_Sum] = []
     inside: list[Call] = []
 
     def on_enter(call: Call) -> None:
-        numbers[id(call)] = counts.get(call.name, 0)
-        counts[call.name] = numbers[id(call)] + 1
+        numbers[call] = counts.get(call.name, 0)
+        counts[call.name] = numbers[call] + 1
         if inside:
             follower.running.append((call, follower.clock))
-            heads[id(call)] = follower.merged
+            merged[call] = follower.merged
         elif call.name in names:
             inside.append(call)
             follower.open(stream_in(anatomy.blocks[len(found)], call.args, call.kwargs))
 
     def on_exit(call: Call) -> None:
         if inside and call is not inside[0]:
-            follower.leave(call, numbers[id(call)])
+            follower.leave(call, numbers[call])
         elif inside:
             inside.clear()
             block = anatomy.blocks[len(found)]
-            out = get_at(call.output, block.output_path)
-            found.append((_Sum(follower.of(out), follower.residual, numbers, heads), block))
+            terms = follower.of(get_at(call.output, block.output_path))
+            found.append(_Sum(block, terms, follower.residual, numbers, merged))
             follower.stream = None
 
     with at_rest(anatomy.model), Watcher(anatomy.model, on_enter, on_exit), follower:
         run(anatomy.model, ids)
+    for layer, (block, sums) in enumerate(zip(anatomy.blocks, found, strict=True)):
+        if sums.residual not in sums.terms:
+            raise _NoParts(f"block {layer} ({block.name}) does not add to the stream but writes it anew, after a norm say")
     return found
 
 
-def _parts(layer: int, anatomy: Anatomy, sums: _Sum, block: Block) -> list[Part]:
+def _parts(
+    layer: int, sums: _Sum, ways: Mapping[_Atom, tuple[_Atom, list[Step]]], mixing: Collection[tuple[str, int]]
+) -> list[Part]:
     """The parts of one block.
 
     Raises:
         _NoParts: what it returns is not the stream plus what its modules returned.
     """
-    terms = dict(sums.terms)
-    kept = terms.pop(sums.residual, None)
-    if kept is None:
-        raise _NoParts(f"block {layer} ({block.name}) does not add to the stream but writes it anew, after a norm say")
-    if not _is_one(kept):
-        raise _NoParts(f"block {layer} ({block.name}) rescales the stream itself")
     parts = []
-    for atom, scale in terms.items():
+    for atom, (origin, steps) in ways.items():
         if not atom.seen:
-            raise _NoParts(f"block {layer} ({block.name}) adds something that no module of it returns")
-        origin, steps = atom, []
-        while origin.source is not None and (step := _step(origin, anatomy)) is not None:
-            steps.append(step)
-            origin = origin.source[0]
-        component = "attn_out" if origin.child is not None and _mixes(origin.child, anatomy) else "mlp_out"
-        split = _split(origin, steps[::-1], sums, anatomy)
-        parts.append(Part(layer, component, atom.seen[-1][1], scale, split))
+            raise _NoParts(f"block {layer} ({sums.block.name}) adds something that no module of it returns")
+        mixes = origin.child is not None and (origin.child.name, sums.numbers[origin.child]) in mixing
+        component = "attn_out" if mixes else "mlp_out"
+        parts.append(Part(layer, component, atom.seen[-1][1], sums.terms[atom], _split(origin, steps, sums)))
     return sorted(parts, key=lambda part: part.component)
+
+
+def _way(atom: _Atom, anatomy: Anatomy) -> tuple[_Atom, list[Step]]:
+    """The atom that another follows from by scales and norms alone, and these, in their order."""
+    steps: list[Step] = []
+    while atom.source is not None and (step := _step(atom, anatomy)) is not None:
+        steps.insert(0, step)
+        atom = atom.source[0]
+    return atom, steps
 
 
 def _step(atom: _Atom, anatomy: Anatomy) -> Step | None:
@@ -380,7 +400,7 @@ def _step(atom: _Atom, anatomy: Anatomy) -> Step | None:
     return Step(scale, call.module, norm) if norm is not None else None
 
 
-def _split(origin: _Atom, steps: list[Step], sums: _Sum, anatomy: Anatomy) -> Split | None:
+def _split(origin: _Atom, steps: list[Step], sums: _Sum) -> Split | None:
     """The linear module that an atom came out of."""
     if not origin.seen:
         return None
@@ -391,39 +411,58 @@ def _split(origin: _Atom, steps: list[Step], sums: _Sum, anatomy: Anatomy) -> Sp
     width = given.shape[-1]
     if not is_linear(call.module, width, given.dtype, given.device):
         return None
-    merged, n_heads = sums.heads[id(call)]
-    return Split(Place(place.name, place.module, place.call, (0,), True), width, tuple(steps), n_heads if merged == width else 0)
+    merged, n_heads = sums.merged[call]
+    heads = n_heads if merged == width and n_heads < width else 0
+    return Split(Place(place.name, place.module, place.call, (0,), True), width, tuple(steps), heads)
 
 
-def _mixes(call: Call, anatomy: Anatomy) -> bool:
-    """Whether a module carries something from one position to another: its input is changed at the first one alone."""
+def _mixing(anatomy: Anatomy, children: Collection[tuple[str, int]]) -> set[tuple[str, int]]:
+    """Which calls of modules carry something from one position to another.
+
+    In one forward, each is given the first prompt twice, the second time with another first position: where it then returns
+    something else at a later position, it does.
+    """
+    found: set[tuple[str, int]] = set()
 
     def fits(value: Any) -> bool:
-        return isinstance(value, Tensor) and value.is_floating_point() and value.numel() == BATCH * POSITIONS * anatomy.d_model
+        """Whether it has a row for each position of each prompt."""
+        rows = isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1
+        return rows and (value.shape[:2] == (BATCH, POSITIONS) or value.shape[0] == BATCH * POSITIONS)
 
-    def changed(value: Any) -> Any:
+    def doubled(value: Any) -> Any:
         if not fits(value):
             return value
         rows = value.clone().reshape(BATCH, POSITIONS, -1)
-        rows[:, 0] = rows[:, 0].flip(-1) + 1
+        rows[1] = rows[0]
+        rows[1, 0] = rows[1, 0].flip(-1) + 1
         return rows.view(value.shape)
 
-    path = find_tensor(call.output, fits)
-    if path is None:
-        return False
+    def hooks_of(name: str, module: nn.Module) -> list[Any]:
+        calls = 0
+
+        def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return tuple(map(doubled, args)), {key: doubled(value) for key, value in kwargs.items()}
+
+        def leave(_: nn.Module, args: Any, output: Any) -> None:
+            nonlocal calls
+            path = find_tensor(output, fits)
+            if path is not None:
+                rows = get_at(output, path).reshape(BATCH, POSITIONS, -1)
+                if bool((rows[0] - rows[1])[1:].abs().max() > 1e-4 * rows[:2].abs().max()):
+                    found.add((name, calls))
+            calls += 1
+
+        return [module.register_forward_pre_hook(enter, with_kwargs=True), module.register_forward_hook(leave)]
+
+    ids = probe_ids(anatomy.model, anatomy.embedding_rows, BATCH, POSITIONS, seed=6)
+    hooks = [hook for name in {name for name, _ in children} for hook in hooks_of(name, anatomy.model.get_submodule(name))]
     try:
         with at_rest(anatomy.model):
-            args, kwargs = [changed(a) for a in call.args], {k: changed(v) for k, v in call.kwargs.items()}
-            before = get_at(call.module(*_own(call.args), **call.kwargs), path)
-            after = get_at(call.module(*args, **kwargs), path)
-    except Exception:  # called out of its place, a module may refuse
-        return "att" in type(call.module).__name__.lower()
-    apart = (before - after).abs().reshape(BATCH, POSITIONS, -1)[:, 1:]
-    return bool(apart.max() > 1e-4 * before.abs().max())
-
-
-def _own(args: tuple[Any, ...]) -> list[Any]:
-    return [value.clone() if isinstance(value, Tensor) else value for value in args]
+            run(anatomy.model, ids)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
 
 
 def _device(module: nn.Module) -> torch.device:
@@ -477,7 +516,7 @@ def catching(places: Sequence[Place], take: Take) -> Iterator[dict[Place, Tensor
             handle.remove()
 
 
-def _prove(anatomy: Anatomy, parts: Sequence[Part]) -> float:
+def _prove(anatomy: Anatomy, parts: Sequence[Part], keeps: Sequence[Tensor]) -> float:
     """Run other tokens, and compare what every block added with the sum of its parts, in every element.
 
     Raises:
@@ -504,7 +543,7 @@ def _prove(anatomy: Anatomy, parts: Sequence[Part]) -> float:
     worst = 0.0
     for layer, (before, after) in enumerate(zip(pre, post, strict=True)):
         own = [part for part in parts if part.layer == layer]
-        total = exact(before)
+        total = keeps[layer].to(before.device) * exact(before)
         for part in own:
             if part.place not in caught:
                 raise _NoParts(f"block {layer} does not call {part.place.name} in every forward")
