@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
+    from murano.artifacts.logit_attribution import LogitAttributionResult
     from murano.artifacts.logit_lens import LogitLensResult
     from murano.artifacts.metric_table import MetricTable
     from murano.prompts import PromptBatch
@@ -66,6 +67,10 @@ PROMPTS: Key[PromptBatch] = Key("prompts", "murano.prompts:PromptBatch", written
 #: What each layer predicts at each position.
 LOGIT_LENS: Key[LogitLensResult] = Key(
     "logit_lens", "murano.artifacts.logit_lens:LogitLensResult", written_by="LogitLens"
+)
+#: What wrote the final logit of each answer.
+LOGIT_ATTRIBUTION: Key[LogitAttributionResult] = Key(
+    "logit_attribution", "murano.artifacts.logit_attribution:LogitAttributionResult", written_by="LogitAttribution"
 )
 #: Metrics of the answers through depth; each is a :class:`~murano.artifacts.metric_table.MetricTable`.
 _TABLE = "murano.artifacts.metric_table:MetricTable"

@@ -18,6 +18,7 @@ from murano.errors import InputError, ModelError
 from murano.model import batching, residuals
 from murano.model.anatomy import Anatomy, embedding_device, find_anatomy, text_config
 from murano.model.loading import Source, find_source, load_config, load_tokenizer, load_weights, parse_dtype
+from murano.model.parts import Parts, find_parts
 from murano.model.product import Choice, choose
 from murano.model.proof import ReadoutProof, prove
 from murano.model.tail import Replay, ShortPath, Tail
@@ -175,6 +176,11 @@ class MuranoModel:
     def mid(self) -> dict[int, Any]:
         """Where ``resid_mid`` can be read, by layer; empty for a family whose attention and MLP run side by side."""
         return residuals.find_mid(self.anatomy)
+
+    @functools.cached_property
+    def parts(self) -> Parts:
+        """What each block writes into the stream, proved to add up; empty, with the reason, where that can't be told."""
+        return find_parts(self.anatomy)
 
     @property
     def tail(self) -> Tail:

@@ -69,12 +69,14 @@ class Split:
         width: how many numbers a row of that has.
         steps: what follows the module.
         n_heads: how many heads lie side by side; 0 where there are none.
+        biased: whether something is added to what comes of the inputs: a bias of the module, or of a norm after it.
     """
 
     source: Place
     width: int
     steps: tuple[Step, ...]
     n_heads: int
+    biased: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -413,7 +415,10 @@ def _split(origin: _Atom, steps: list[Step], sums: _Sum) -> Split | None:
         return None
     merged, n_heads = sums.merged[call]
     heads = n_heads if merged == width and n_heads < width else 0
-    return Split(Place(place.name, place.module, place.call, (0,), True), width, tuple(steps), heads)
+    with torch.no_grad():
+        biased = bool(call.module(given.new_zeros(1, 1, width)).any())
+    biased |= any(step.norm is not None and bool(step.norm.bias.any()) for step in steps)
+    return Split(Place(place.name, place.module, place.call, (0,), True), width, tuple(steps), heads, biased)
 
 
 def _mixing(anatomy: Anatomy, children: Collection[tuple[str, int]]) -> set[tuple[str, int]]:
