@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +23,7 @@ from murano.address import BIAS, Address
 from murano.answers import Answers, answer_notes, first_tokens
 from murano.artifacts.logit_attribution import LogitAttributionResult
 from murano.artifacts.words import NO_TOKEN
-from murano.errors import InputError, ReadoutError, nearest
+from murano.errors import InputError, ReadoutError
 from murano.lens import MAX_BATCH_TOKENS, MAX_CHUNK_BYTES, MAX_HELD_BYTES, describe
 from murano.model import MuranoModel, batching, residuals
 from murano.model.direction import Directions, LinearReadout, check_norm, on_cpu
@@ -33,10 +33,8 @@ from murano.model.proof import another_shape, difference
 from murano.model.targets import answers_of
 from murano.prompts import PromptBatch, as_prompts
 from murano.reader import Cells
-from murano.readout.request import parse_positions
+from murano.readout.request import check_attribution
 
-#: How finely a logit can be split.
-BY = ("layer", "component", "head", "neuron_topk")
 _EMBEDDINGS, _BIAS = Address(None, "embeddings"), Address(None, BIAS)
 
 
@@ -72,7 +70,7 @@ def logit_attribution(
         ReadoutError: contributions do not add up to the model's own logit: it was changed after it was loaded.
     """
     batch = as_prompts(prompts, targets=targets, foils=foils)
-    where = check_request(by, positions, neurons)
+    where = check_attribution(by, positions, neurons)
     encoded, answers = _encode(model, batch, where)
     split = _splitter(model, by, neurons)
     cells = Cells.of(encoded, [list(range(len(ids))) if where is None else list(where) for ids in encoded])
@@ -114,19 +112,6 @@ def logit_attribution(
         foil_texts=tuple(tuple(a.text for a in of["foils"]) for of in answers),
         notes=tuple(notes),
     )
-
-
-def check_request(by: str, positions: Any, neurons: int = 1) -> tuple[int, ...] | None:
-    """Refuse what can't be asked of any model; the positions, ``None`` for all.
-
-    Raises:
-        InputError: saying what can.
-    """
-    if by not in BY:
-        raise InputError(f"by={by!r} is unknown.{nearest(by, BY)} Use {', '.join(map(repr, BY))}.")
-    if isinstance(neurons, bool) or not isinstance(neurons, int) or neurons < 1:
-        raise InputError(f"neurons={neurons!r} is a number of neurons from 1 on.")
-    return parse_positions(positions)
 
 
 def _encode(
@@ -186,7 +171,13 @@ class _Tables:
             return torch.full(shape, float("nan"))
 
         index = torch.full((cells, neurons, 2), -1, dtype=torch.int32)
-        return cls(nan(cells, answers, components), nan(cells, answers), nan(cells, answers), nan(cells, answers, neurons), index)
+        return cls(
+            nan(cells, answers, components),
+            nan(cells, answers),
+            nan(cells, answers),
+            nan(cells, answers, neurons),
+            index,
+        )
 
 
 Rows = Float[Tensor, "row d_model"]
@@ -201,7 +192,8 @@ class _Split:
         model: the model.
         by: how finely.
         parts: what each block writes, by layer and component; empty where blocks are taken whole.
-        after: by layer, what all blocks after it multiply the stream with.
+        after: by layer, what all blocks from it on multiply the stream with; 1 in most families.
+        readout: from the stream to a logit.
         kept: how many neurons are kept.
     """
 
@@ -209,11 +201,8 @@ class _Split:
     by: str
     parts: Mapping[Address, list[Part]]
     after: Sequence[Tensor]
+    readout: LinearReadout
     kept: int = 0
-    readout: LinearReadout = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "readout", LinearReadout.of(self.model))
 
     @property
     def stream(self) -> list[Address]:
@@ -225,7 +214,9 @@ class _Split:
     def sources(self) -> list[Part]:
         """The parts whose linear module's input is caught too."""
         wanted = {"head": "attn_out", "neuron_topk": "mlp_out"}.get(self.by)
-        chosen = [part for of in self.parts.values() for part in of if part.component == wanted and part.split is not None]
+        chosen = [
+            part for of in self.parts.values() for part in of if part.component == wanted and part.split is not None
+        ]
         return [part for part in chosen if part.heads or self.by == "neuron_topk"]
 
     @cached_property
@@ -364,12 +355,13 @@ def _splitter(model: MuranoModel, by: str, neurons: int) -> _Split:
     Raises:
         InputError: this family can't be split so finely.
     """
+    readout = LinearReadout.of(model)  # first: what it refuses, it refuses by whatever one splits
     parts, one = model.parts, torch.ones((), dtype=torch.float64)
     after = [one]
     for keep in reversed(parts.keeps if parts.keeps else [one] * model.n_layers):
         after.insert(0, after[0] * keep)
     if by == "layer":
-        return _Split(model, by, {}, after)
+        return _Split(model, by, {}, after, readout)
     if not parts.parts:
         raise InputError(
             f"{model.model_id} can't be attributed by {by}: {parts.reason}. Use by='layer', which needs no parts."
@@ -377,7 +369,7 @@ def _splitter(model: MuranoModel, by: str, neurons: int) -> _Split:
     grouped: dict[Address, list[Part]] = {}
     for part in parts.parts:
         grouped.setdefault(Address(part.layer, part.component), []).append(part)
-    split = _Split(model, by, grouped, after, neurons if by == "neuron_topk" else 0)
+    split = _Split(model, by, grouped, after, readout, neurons if by == "neuron_topk" else 0)
     if by != "component" and not split.sources:
         what = "heads" if by == "head" else "neurons (an MLP that ends in one linear module)"
         raise InputError(f"{type(model.hf_model).__name__} has no {what} to attribute to. Use by='component'.")
@@ -406,19 +398,20 @@ def _read(
         if address == split.stream[-1]:
             last.append(tensor[:1, -1:].clone())
 
-    ids = batch.ids.to(model.device)
+    ids, ending = batch.ids.to(model.device), model.ending  # finding the ending runs the model: not while it is watched
     with catching(split.places, take) as caught:
-        own = residuals.forward(model.anatomy, ids, split.stream, on_stream, ending=model.ending)
+        own = residuals.forward(model.anatomy, ids, split.stream, on_stream, ending=ending)
     assert own is not None
     prompt = torch.tensor(batch.prompts)[row]
     buffer = model.tail.buffer(1, model.vocab_size)
     for chunk in _chunks(len(row), MAX_CHUNK_BYTES // (buffer.numel() * buffer.element_size())):
         ids = answer_ids[prompt[chunk]]
-        at = split.readout.directions(stream[split.stream[-1]][chunk], ids)
+        final = stream[split.stream[-1]][chunk]
+        at = split.readout.directions(final, ids)
         shares, values, index = split.contributions(
             {a: s[chunk] for a, s in stream.items()}, {p: s[chunk] for p, s in caught.items()}, at, main[prompt[chunk]]
         )
-        _check(model, shares, at, batch)
+        _check(model, final, shares, at, batch)
         there = ids != NO_TOKEN
         table.contributions[cell[chunk]] = torch.where(there.unsqueeze(-1), shares, torch.nan).float()
         table.logits[cell[chunk]] = torch.where(there, at.logits, torch.nan).float()
@@ -441,17 +434,25 @@ def _chunks(n: int, size: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, n, step))
 
 
-def _check(model: MuranoModel, shares: Float[Tensor, "row answer component"], at: Directions, batch: batching.Batch) -> None:
-    """Whether contributions add up, but for the rounding of a sum in the model's dtype.
+def _check(
+    model: MuranoModel, last: Rows, shares: Float[Tensor, "row answer component"], at: Directions, batch: batching.Batch
+) -> None:
+    """Whether the directions read the model's logits, and whether what was written adds up to what they read.
 
     Raises:
-        ReadoutError: they do not.
+        ReadoutError: one or the other is off by more than rounding.
     """
-    left = (at.logits - shares.sum(-1)).abs()
-    size = shares.abs().sum(-1).clamp_min(1.0)
-    limit = 4 * tolerance(model.anatomy.stream_dtype) * (1 if model.dtype.itemsize >= 4 else 4)
-    if not bool((left <= limit * size).all()):
+    whole = torch.einsum("rd,rad->ra", exact(last).cpu(), at.rows) + at.bias
+    wrong = (at.logits - whole).abs() > at.rounding.unsqueeze(-1)
+    if bool(wrong.any()):
+        off = float((at.logits - whole).abs().max())
         raise ReadoutError(
-            f"Contributions leave {float(left.max()):.3g} of a logit over, in the batch of prompt {batch.prompts[0]}: what the blocks write is "
-            "no longer what was proved when the model was loaded. Was it changed?"
+            f"The final norm with its scale frozen is {off:.3g} off the model's logits, in the batch of prompt {batch.prompts[0]}. "
+            "Was the model changed after it was loaded?"
+        )
+    left = (whole - shares.sum(-1)).abs()
+    if not bool((left <= 4 * tolerance(model.anatomy.stream_dtype) * shares.abs().sum(-1).clamp_min(1.0)).all()):
+        raise ReadoutError(
+            f"Contributions leave {float(left.max()):.3g} of a logit over, in the batch of prompt {batch.prompts[0]}: what the blocks "
+            "write is no longer what was proved when the model was loaded. Was it changed?"
         )

@@ -151,7 +151,9 @@ class LogitAttributionResult:
             model=self.model,
         )
 
-    def top(self, k: int = 10, *, of: str | None = None, prompt: int | None = None, position: int = -1) -> TopComponents:
+    def top(
+        self, k: int = 10, *, of: str | None = None, prompt: int | None = None, position: int = -1
+    ) -> TopComponents:
         """The components that weigh most, of one prompt or in the mean over all, as a table.
 
         Args:
@@ -213,8 +215,8 @@ class LogitAttributionResult:
     def __repr__(self) -> str:
         prompts, positions, answers, components = self.contributions.shape
         return (
-            f"LogitAttributionResult({self.model.get('model_id', 'unknown model')}, by {self.by}: {prompts} prompts × {positions} positions × "
-            f"{answers} answers × {components} components)"
+            f"LogitAttributionResult({self.model.get('model_id', 'unknown model')}, by {self.by}: {prompts} prompts × "
+            f"{positions} positions × {answers} answers × {components} components)"
         )
 
 
@@ -248,16 +250,22 @@ class TopComponents:
         for i, name in enumerate(self.names):
             value = float(self.values[i])
             interval = f"  [{float(self.low[i]):+.3f}, {float(self.high[i]):+.3f}]" if self.n > 1 else ""
-            lines.append(f"{name:>{width}}  {value:+7.3f}{interval}  {'#' * round(20 * abs(value) / max(reach, 1e-9))}".rstrip())
+            lines.append(
+                f"{name:>{width}}  {value:+7.3f}{interval}  {'#' * round(20 * abs(value) / max(reach, 1e-9))}".rstrip()
+            )
         return "\n".join(lines)
 
 
 def what(of: str) -> str:
     """A number that is attributed, in words."""
-    return {"target": "logit of the target", "foil": "logit of the foil"}.get(of, "logit of the target less that of the foil")
+    return {"target": "logit of the target", "foil": "logit of the foil"}.get(
+        of, "logit of the target less that of the foil"
+    )
 
 
-def summed(result: LogitAttributionResult) -> tuple[tuple[Address, ...], Float[Tensor, "prompt position answer component"]]:
+def summed(
+    result: LogitAttributionResult,
+) -> tuple[tuple[Address, ...], Float[Tensor, "prompt position answer component"]]:
     """Heads added up to the attention that they belong to."""
     whole = [Address(a.layer, a.component) for a in result.components]
     names = tuple(dict.fromkeys(whole))

@@ -27,12 +27,14 @@ class Directions:
         bias: what is added to each logit whatever the stream is.
         logits: the model's logits, before a soft-cap.
         capped: the model's own logits.
+        rounding: how far each row's logits may be off.
     """
 
     rows: Float[Tensor, "row answer d_model"]
     bias: Float[Tensor, "row answer"]
     logits: Float[Tensor, "row answer"]
     capped: Float[Tensor, "row answer"]
+    rounding: Float[Tensor, " row"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,12 +77,15 @@ class LinearReadout:
             norm = None if is_linear(step, *place) else find_norm(step, *place)
             if norm is None and not is_linear(step, *place):
                 raise UnsupportedModelError(
-                    f"The logits of {name} can't be attributed: {step}, between its last block and its unembedding, is neither linear nor a norm."
+                    f"The logits of {name} can't be attributed: {step}, between its last block and its unembedding, is neither linear "
+                    "nor a norm."
                 )
             before.append((step, norm))
             rows = step(rows)
         if not is_linear(tail.steps[tail.head], rows.shape[-1], rows.dtype, rows.device):
-            raise UnsupportedModelError(f"The logits of {name} can't be attributed: {tail.steps[tail.head]} is not linear.")
+            raise UnsupportedModelError(
+                f"The logits of {name} can't be attributed: {tail.steps[tail.head]} is not linear."
+            )
         gain, offset, cap = _after(tail, tail.steps[tail.head](rows)[:, :1], name)
         return cls(tail, tuple(before), gain, offset, cap)
 
@@ -101,7 +106,9 @@ class LinearReadout:
         ids = ids.clamp_min(0)
         own = self.tail.after_head(raw)[0]
         capped = exact(own).gather(1, ids.to(own.device)).cpu()
-        logits = exact(raw[0]).gather(1, ids.to(raw.device)).cpu() * self.gain[ids] + self.offset[ids]
+        logits = capped
+        if self.cap:
+            logits = exact(raw[0]).gather(1, ids.to(raw.device)).cpu() * self.gain[ids] + self.offset[ids]
         w, bias = self._unembedding(seen[-1], ids)
         w, bias = w * self.gain[ids].unsqueeze(-1), bias * self.gain[ids] + self.offset[ids]
         for index in reversed(range(len(self.before))):
@@ -116,7 +123,8 @@ class LinearReadout:
                 more = w @ norm.bias
                 w = norm.pull(w, scale)
             bias = bias + more
-        return Directions(w, bias, logits, capped)
+        size = exact(raw[0]).abs().amax(-1).cpu().clamp_min(1.0) * self.gain.abs().max()
+        return Directions(w, bias, logits, capped, size * tolerance(raw.dtype) * (1 if raw.dtype.itemsize >= 4 else 4))
 
     def _unembedding(self, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The unembedding's row of each id, and its bias."""
@@ -124,7 +132,11 @@ class LinearReadout:
         module = head.module if isinstance(head, ModuleCall) else None
         if type(module) is nn.Linear:
             weight = exact(module.weight[ids.to(module.weight.device)]).cpu()
-            bias = exact(module.bias[ids.to(module.bias.device)]).cpu() if module.bias is not None else torch.zeros(ids.shape)
+            bias = (
+                exact(module.bias[ids.to(module.bias.device)]).cpu()
+                if module.bias is not None
+                else torch.zeros(ids.shape)
+            )
             return weight, bias.to(weight.dtype)
         known, which = ids.unique(return_inverse=True)
         one = torch.zeros(len(known), 1, head(hidden[:, :1]).shape[-1], dtype=torch.float64)
@@ -144,8 +156,10 @@ def check_norm(misfit: float, dtype: torch.dtype, name: str) -> None:
     Raises:
         ReadoutError: naming it.
     """
-    if not misfit <= 20 * tolerance(dtype):
-        raise ReadoutError(f"{name} is no longer the norm that it was found to be (off by {misfit:.2g}): was the model changed?")
+    if not misfit <= 4 * tolerance(dtype):
+        raise ReadoutError(
+            f"{name} is no longer the norm that it was found to be (off by {misfit:.2g}): was the model changed?"
+        )
 
 
 def _after(tail: ShortPath, like: Tensor, name: str) -> tuple[Tensor, Tensor, str]:
@@ -163,7 +177,9 @@ def _after(tail: ShortPath, like: Tensor, name: str) -> tuple[Tensor, Tensor, st
             continue
         small = step(torch.full_like(zero, 0.01))
         if not (bool((y[0] == 0).all()) and torch.allclose(small, torch.full_like(small, 0.01), rtol=1e-2)):
-            raise UnsupportedModelError(f"The logits of {name} can't be attributed: {step}, after its unembedding, is not linear.")
+            raise UnsupportedModelError(
+                f"The logits of {name} can't be attributed: {step}, after its unembedding, is not linear."
+            )
         cap = True
         zero, one = zero[..., : small.shape[-1]], one[..., : small.shape[-1]]
     words = " → ".join(map(str, tail.steps[tail.head + 1 :])) if cap else ""

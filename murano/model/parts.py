@@ -1,7 +1,7 @@
 """Parts: what each block writes into the residual stream, found by following the additions of one watched forward.
 
-A block reads ``resid_pre`` and leaves ``resid_post = keep · resid_pre + Σ scale · part``; ``keep`` is 1 but in the few families that rescale
-the stream. Which tensors the parts are differs by family: an
+A block reads ``resid_pre`` and leaves ``resid_post = keep · resid_pre + Σ scale · part``; ``keep`` is 1 but in the few families that
+rescale the stream. Which tensors the parts are differs by family: an
 attention's output, the same after another norm, or times a multiplier; a projection inside an attention that adds the residual
 itself. No names are assumed. Every sum and every multiplication by a constant in a block is followed back to the tensors that are
 neither; those that a module returned can be caught again in any forward. That the sum holds is then proved on other tokens.
@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -142,7 +141,11 @@ def find_parts(anatomy: Anatomy) -> Parts:
         ways = [{atom: _way(atom, anatomy) for atom in found.terms if atom is not found.residual} for found in sums]
         children = {origin.child for way in ways for origin, _ in way.values() if origin.child is not None}
         mixing = _mixing(anatomy, [(call.name, sums[0].numbers[call]) for call in children])
-        parts = tuple(p for layer, (found, way) in enumerate(zip(sums, ways, strict=True)) for p in _parts(layer, found, way, mixing))
+        parts = tuple(
+            p
+            for layer, (found, way) in enumerate(zip(sums, ways, strict=True))
+            for p in _parts(layer, found, way, mixing)
+        )
         keeps = tuple(found.terms[found.residual] for found in sums)
         return Parts(parts, keeps, _prove(anatomy, parts, keeps))
     except _NoParts as why:
@@ -226,7 +229,12 @@ class _Follower(TorchDispatchMode):
 
     def _note(self, name: str, args: Any, kwargs: Any, out: Tensor) -> None:
         first = args[0] if args and isinstance(args[0], Tensor) else None
-        if first is not None and name in _SAME and first.ndim >= 3 and out.shape[-1] == first.shape[-1] * first.shape[-2]:
+        if (
+            first is not None
+            and name in _SAME
+            and first.ndim >= 3
+            and out.shape[-1] == first.shape[-1] * first.shape[-2]
+        ):
             self.merged = (out.shape[-1], first.shape[-2])
         terms: _Terms | None = None
         if first is not None and out.is_floating_point() and out.numel() == self.kept[0].numel():
@@ -361,7 +369,9 @@ def _follow(anatomy: Anatomy) -> list[_Sum]:
         run(anatomy.model, ids)
     for layer, (block, sums) in enumerate(zip(anatomy.blocks, found, strict=True)):
         if sums.residual not in sums.terms:
-            raise _NoParts(f"block {layer} ({block.name}) does not add to the stream but writes it anew, after a norm say")
+            raise _NoParts(
+                f"block {layer} ({block.name}) does not add to the stream but writes it anew, after a norm say"
+            )
     return found
 
 
@@ -460,7 +470,9 @@ def _mixing(anatomy: Anatomy, children: Collection[tuple[str, int]]) -> set[tupl
         return [module.register_forward_pre_hook(enter, with_kwargs=True), module.register_forward_hook(leave)]
 
     ids = probe_ids(anatomy.model, anatomy.embedding_rows, BATCH, POSITIONS, seed=6)
-    hooks = [hook for name in {name for name, _ in children} for hook in hooks_of(name, anatomy.model.get_submodule(name))]
+    hooks = [
+        hook for name in {name for name, _ in children} for hook in hooks_of(name, anatomy.model.get_submodule(name))
+    ]
     try:
         with at_rest(anatomy.model):
             run(anatomy.model, ids)
@@ -556,7 +568,9 @@ def _prove(anatomy: Anatomy, parts: Sequence[Part], keeps: Sequence[Tensor]) -> 
         size = float(torch.stack([before.abs().max(), after.abs().max()]).max())
         apart = float((total - exact(after)).abs().max()) / max(size, 1e-30)
         if not apart <= tolerance(after.dtype):
-            raise _NoParts(f"what block {layer} writes is not the sum of what was found, but off by {apart:.2g} of the stream")
+            raise _NoParts(
+                f"what block {layer} writes is not the sum of what was found, but off by {apart:.2g} of the stream"
+            )
         if layer and not torch.equal(before.to(post[layer - 1].device), post[layer - 1]):
             raise _NoParts(f"block {layer} does not begin with what block {layer - 1} left")
         worst = max(worst, apart)
