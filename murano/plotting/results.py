@@ -10,8 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from murano.artifacts.logit_attribution import LogitAttributionResult
 from murano.artifacts.logit_lens import LogitLensResult
 from murano.errors import InputError
+from murano.plotting.attribution import Waterfall, waterfall
+from murano.plotting.attribution_grid import attribution_grid
 from murano.plotting.backend import Figure, figure_of
 from murano.plotting.files import check_formats, figure_bytes, save_figure
 from murano.plotting.grid import Grid
@@ -65,7 +68,7 @@ def draw_results(
         there = ", ".join(f"{str(key)!r}" for key in results) or "none"
         raise InputError(
             f"There is nothing to draw. Results that are there: {there}. "
-            "Can be drawn: a LogitLensResult, as LogitLens writes it under 'logit_lens'."
+            "Can be drawn: a LogitLensResult, as LogitLens writes it under 'logit_lens', and a LogitAttributionResult."
         )
     if output_dir is None and not notebook and show is not False:
         warnings.warn(
@@ -83,10 +86,12 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-def _grids(results: Mapping[str, Any], per_prompt: bool | None) -> Iterator[tuple[str, Grid]]:
+def _grids(results: Mapping[str, Any], per_prompt: bool | None) -> Iterator[tuple[str, Grid | Waterfall]]:
     """Each figure's file name without its ending, and what it shows; one at a time, so that memory stays flat."""
     for key in results:
         lens = results[key]
+        if isinstance(lens, LogitAttributionResult):
+            yield from _attribution(lens, str(key), per_prompt)
         if not isinstance(lens, LogitLensResult):
             continue
         stem = re.sub(r"[^\w.-]+", "_", str(key)).lstrip(".") or "lens"
@@ -96,6 +101,22 @@ def _grids(results: Mapping[str, Any], per_prompt: bool | None) -> Iterator[tupl
         digits = len(str(lens.n_prompts - 1))
         for prompt in range(lens.n_prompts):
             yield stem if lens.n_prompts == 1 else f"{stem}_{prompt:0{digits}}", lens_grid(lens, prompt)
+
+
+def _attribution(
+    result: LogitAttributionResult, key: str, per_prompt: bool | None
+) -> Iterator[tuple[str, Grid | Waterfall]]:
+    """Waterfalls of a few prompts, or of the mean of many, and the heatmap of all."""
+    stem = re.sub(r"[^\w.-]+", "_", key).lstrip(".") or "attribution"
+    if result.n_prompts == 1:
+        yield stem, waterfall(result)
+    elif result.n_prompts > MOST_PROMPTS if per_prompt is None else not per_prompt:
+        yield f"{stem}_mean", waterfall(result, None)
+    else:
+        digits = len(str(result.n_prompts - 1))
+        for prompt in range(result.n_prompts):
+            yield f"{stem}_{prompt:0{digits}}", waterfall(result, prompt)
+    yield f"{stem}_grid", attribution_grid(result)
 
 
 def _display(figure: Figure, name: str) -> None:
