@@ -179,7 +179,7 @@ def cost() -> str:
         for by in ("layer", "component", "head", "neuron_topk"):
             runs[by] = lambda by=by, prompts=prompts: logit_attribution(model, prompts, by=by)
             seconds[by] = []
-        for number in range(8):  # in turn, so that a slow moment of the machine meets all
+        for number in range(6):  # in turn, so that a slow moment of the machine meets all
             for by, one in runs.items():
                 start = time.perf_counter()
                 one()
