@@ -68,11 +68,14 @@ def families() -> str:
     worst = max(float(cell) for row in rows for cell in row[3:6] if cell[:1].isdigit())
     head = (
         f"Of {len(rows)} families, {counts['by component']} are split by component ({heads} of them by head), "
-        f"{counts['by layer']} by layer only, and {counts['refused']} are refused. The most that a sum leaves over is {worst:.1e} of a logit "
+        f"{counts['by layer']} by layer only, and {counts['refused']} are refused. The most that a sum leaves over is "
+        f"{worst:.1e} of a logit "
         "(float32, tiny random models, three prompts of different lengths, all positions)."
     )
     names = ("family", "class", "split", "layers", "components", "heads", "why not finer")
-    return f"{head}\n\n{markdown_table(names, rows)}"
+    # Not markdown_table: it would pad every row to the longest of the reasons.
+    lines = [f"| {' | '.join(row)} |" for row in (names, ("---",) * len(names), *rows)]
+    return "\n".join([head, "", *lines])
 
 
 def family_row(family: str) -> tuple[str, ...]:
@@ -90,7 +93,7 @@ def family_row(family: str) -> tuple[str, ...]:
             found = logit_attribution(model, prompts, by=by, positions="all")
             left.append(f"{float(found.leftover[found.attention_mask].abs().max()):.1e}")
     except (InputError, UnsupportedModelError) as error:
-        why = " ".join(str(error).split()).replace("|", "\\|")
+        why = " ".join(str(error).split()).partition(". Use by=")[0].replace("|", "\\|")
     kind = ("refused", "by layer", "by component", "by component, heads")[len(left)]
     return (family, type(module).__name__, kind, *left, *["—"] * (3 - len(left)), why)
 

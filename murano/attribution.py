@@ -85,9 +85,11 @@ def logit_attribution(
         for one in batches:
             _read(model, split, one, cells, answer_ids, main, table)
             progress.update(len(one.prompts))
-    notes = answer_notes(answers, "first")
+    notes = [
+        note.partition(" target_mode=")[0] for note in answer_notes(answers, "first")
+    ]  # there is no such option here
     for note in notes:
-        warnings.warn(note, stacklevel=2)
+        warnings.warn(note, stacklevel=3)
     shape = cells.input_ids.shape
     return LogitAttributionResult(
         by=by,

@@ -82,11 +82,12 @@ class LinearReadout:
                 )
             before.append((step, norm))
             rows = step(rows)
-        if not is_linear(tail.steps[tail.head], rows.shape[-1], rows.dtype, rows.device):
+        # A plain Linear need not be asked, and asking a large one costs as much as reading with it.
+        if tail.weight is None and not is_linear(tail.steps[tail.head], rows.shape[-1], rows.dtype, rows.device):
             raise UnsupportedModelError(
                 f"The logits of {name} can't be attributed: {tail.steps[tail.head]} is not linear."
             )
-        gain, offset, cap = _after(tail, tail.steps[tail.head](rows)[:, :1], name)
+        gain, offset, cap = _after(tail, rows[:, :1], name)
         return cls(tail, tuple(before), gain, offset, cap)
 
     def directions(self, rows: Float[Tensor, "row d_model"], ids: Int[Tensor, "row answer"]) -> Directions:
@@ -102,14 +103,15 @@ class LinearReadout:
         seen = [rows.unsqueeze(0)]
         for step, _ in self.before:
             seen.append(step(seen[-1]))
-        raw = self.tail.steps[self.tail.head](seen[-1])
         ids = ids.clamp_min(0)
-        own = self.tail.after_head(raw)[0]
-        capped = exact(own).gather(1, ids.to(own.device)).cpu()
-        logits = capped
-        if self.cap:
-            logits = exact(raw[0]).gather(1, ids.to(raw.device)).cpu() * self.gain[ids] + self.offset[ids]
+        hidden = exact(seen[-1][0]).cpu().unsqueeze(1)
         w, bias = self._unembedding(seen[-1], ids)
+        raw = (w * hidden).sum(-1) + bias
+        size = ((w.abs() * hidden.abs()).sum(-1) + bias.abs()) * self.gain[ids].abs()
+        logits = capped = raw * self.gain[ids] + self.offset[ids]
+        if self.cap:  # the cap's own steps may be of the whole vocabulary's width
+            own = self.tail.after_head(self.tail.steps[self.tail.head](seen[-1]))[0]
+            capped = exact(own).gather(1, ids.to(own.device)).cpu()
         w, bias = w * self.gain[ids].unsqueeze(-1), bias * self.gain[ids] + self.offset[ids]
         for index in reversed(range(len(self.before))):
             step, norm = self.before[index]
@@ -123,8 +125,8 @@ class LinearReadout:
                 more = w @ norm.bias
                 w = norm.pull(w, scale)
             bias = bias + more
-        size = exact(raw[0]).abs().amax(-1).cpu().clamp_min(1.0) * self.gain.abs().max()
-        return Directions(w, bias, logits, capped, size * tolerance(raw.dtype) * (1 if raw.dtype.itemsize >= 4 else 4))
+        limit = size.amax(-1).clamp_min(1.0) * tolerance(rows.dtype) * (1 if rows.dtype.itemsize >= 4 else 4)
+        return Directions(w, bias, logits, capped, limit)
 
     def _unembedding(self, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The unembedding's row of each id, and its bias."""
@@ -162,8 +164,15 @@ def check_norm(misfit: float, dtype: torch.dtype, name: str) -> None:
         )
 
 
-def _after(tail: ShortPath, like: Tensor, name: str) -> tuple[Tensor, Tensor, str]:
-    """Gain and offset of the arithmetic on logits, and the soft-cap that is left out of it."""
+def _after(tail: ShortPath, hidden: Tensor, name: str) -> tuple[Tensor, Tensor, str]:
+    """Gain and offset of the arithmetic on logits, and the soft-cap that is left out of it.
+
+    Args:
+        tail: the short path.
+        hidden: a row as the unembedding takes it.
+        name: of the model's class.
+    """
+    like = tail.steps[tail.head](hidden)
     zero, one = torch.zeros_like(like), torch.ones_like(like)
     cap = False
     for step in tail.steps[tail.head + 1 :]:
