@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from murano.address import Address as Address
     from murano.artifacts.codec import fingerprint as fingerprint
     from murano.artifacts.generation_lens import GenerationLensResult as GenerationLensResult
+    from murano.artifacts.logit_attribution import LogitAttributionResult as LogitAttributionResult
     from murano.artifacts.logit_lens import LogitLensResult as LogitLensResult
     from murano.artifacts.metric_table import MetricTable as MetricTable
     from murano.artifacts.run import load_logit_lens as load_logit_lens
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from murano.artifacts.run import verify_run as verify_run
     from murano.artifacts.store import load_artifact as load_artifact
     from murano.artifacts.store import save_artifact as save_artifact
+    from murano.attribution import logit_attribution as logit_attribution
     from murano.errors import ArtifactError as ArtifactError
     from murano.errors import InputError as InputError
     from murano.errors import MissingExtraError as MissingExtraError
@@ -54,6 +56,7 @@ else:
             "murano.address": ["Address"],
             "murano.artifacts.codec": ["fingerprint"],
             "murano.artifacts.generation_lens": ["GenerationLensResult"],
+            "murano.artifacts.logit_attribution": ["LogitAttributionResult"],
             "murano.artifacts.logit_lens": ["LogitLensResult"],
             "murano.artifacts.metric_table": ["MetricTable"],
             "murano.artifacts.run": [
@@ -65,6 +68,7 @@ else:
                 "verify_run",
             ],
             "murano.artifacts.store": ["load_artifact", "save_artifact"],
+            "murano.attribution": ["logit_attribution"],
             "murano.errors": [
                 "ArtifactError",
                 "InputError",

@@ -4,6 +4,10 @@ The residual stream is named as the field names it: ``embeddings`` enters block 
 and leaves ``L<i>.resid_post``; ``L<i>.resid_mid`` lies between its attention and its MLP; ``ln_final`` is the stream
 after the final norm. ``lm_head`` is the bare output of the unembedding, ``logits`` is what the model predicts from:
 they differ where a family scales or soft-caps its logits.
+
+What a block writes *into* the stream is named ``L<i>.attn_out`` and ``L<i>.mlp_out``, or ``L<i>.layer_out`` for all of it; a part of
+that has a third name: ``L7.attn_out.h3`` is one head, ``L9.mlp_out.n102`` one neuron, ``L7.attn_out.rest`` what no head wrote. ``bias`` is
+what the final norm and the unembedding add by themselves.
 """
 
 from __future__ import annotations
@@ -21,7 +25,9 @@ STREAM = ("resid_pre", "resid_mid", "resid_post")
 #: Places on the stream that belong to the whole model, in the order data meets them.
 WHOLE_MODEL = ("embeddings", "ln_final", "lm_head", "logits")
 #: What a block writes *into* the stream: summands, not the stream.
-WRITTEN = ("attn_out", "mlp_out")
+WRITTEN = ("attn_out", "mlp_out", "layer_out")
+#: What the readout adds by itself, whatever the stream is.
+BIAS = "bias"
 #: Where a lens may be put.
 LENS_COMPONENTS = ("embeddings", *STREAM, "ln_final")
 
@@ -34,8 +40,9 @@ _SYNONYMS = {
     "mlp_output": "mlp_out",
     "final_norm": "ln_final",
 }
+_PART = re.compile(r"[hn]\d+|rest")
 _FORMS = (
-    re.compile(r"L(?P<layer>-?\d+)\.(?P<component>\w+)"),  # L3.resid_post
+    re.compile(r"L(?P<layer>-?\d+)\.(?P<component>\w+)(\.(?P<part>h\d+|n\d+|rest))?"),  # L3.resid_post, L7.attn_out.h3
     re.compile(r"(?P<component>[a-z_]\w*)\.(?P<layer>-?\d+)"),  # resid_post.3
     re.compile(r"(?P<component>[a-z_]\w*)\[(?P<layer>-?\d+)\]"),  # block_output[3]
     re.compile(r"L?(?P<layer>-?\d+)"),  # 3, L3
@@ -50,11 +57,12 @@ class Address:
     Args:
         layer: index of the block, from 0; ``None`` for a place that belongs to the whole model. A negative index counts
             from the last block and is resolved against a model by :meth:`resolve`.
-        component: ``resid_pre``, ``resid_mid``, ``resid_post``, ``attn_out`` or ``mlp_out`` of a block, or
-            ``embeddings``, ``ln_final``, ``lm_head`` or ``logits`` of the model.
+        component: ``resid_pre``, ``resid_mid``, ``resid_post``, ``attn_out``, ``mlp_out`` or ``layer_out`` of a block, or
+            ``embeddings``, ``ln_final``, ``lm_head``, ``logits`` or ``bias`` of the model.
+        part: of what a block writes: ``h3`` (a head), ``n102`` (a neuron), ``rest``; empty for all of it.
 
     Raises:
-        InputError: the component is unknown, or it takes a layer and has none, or the other way round.
+        InputError: the component is unknown, or it takes a layer and has none, or the other way round; or it has no such part.
 
     >>> Address.parse("resid_post.3")
     Address('L3.resid_post')
@@ -64,11 +72,17 @@ class Address:
 
     layer: int | None
     component: str = "resid_post"
+    part: str = ""
 
     def __post_init__(self) -> None:
         component = _SYNONYMS.get(self.component, self.component)
         object.__setattr__(self, "component", component)
-        if component in WHOLE_MODEL:
+        if self.part and (component not in WRITTEN or not _PART.fullmatch(self.part)):
+            raise InputError(
+                f"{component!r} has no part {self.part!r}. Parts are those of what a block writes: 'L7.attn_out.h3' (a head), "
+                "'L9.mlp_out.n102' (a neuron), 'L7.attn_out.rest'."
+            )
+        if component in (*WHOLE_MODEL, BIAS):
             if self.layer is not None:
                 raise InputError(
                     f"{component!r} belongs to the whole model and takes no layer (got layer {self.layer})."
@@ -77,7 +91,7 @@ class Address:
             if self.layer is None:
                 raise InputError(f"{component!r} needs a layer: write 'L3.{component}'.")
         else:
-            known = (*STREAM, *WRITTEN, *WHOLE_MODEL)
+            known = (*STREAM, *WRITTEN, *WHOLE_MODEL, BIAS)
             raise InputError(
                 f"Unknown component {component!r}.{nearest(component, (*known, *_SYNONYMS))} Known: {', '.join(known)}."
             )
@@ -104,7 +118,8 @@ class Address:
                 if match := form.fullmatch(value.strip()):
                     found = match.groupdict()
                     layer = found.get("layer")
-                    return cls(None if layer is None else int(layer), found.get("component") or "resid_post")
+                    component = found.get("component") or "resid_post"
+                    return cls(None if layer is None else int(layer), component, found.get("part") or "")
             raise InputError(_not_an_address(value))
         if isinstance(value, Sequence) and len(value) == 2 and isinstance(value[1], str):
             layer = value[0]
@@ -128,7 +143,7 @@ class Address:
                 f"Layer {self.layer} is outside the model, which has {n_layers} layers: "
                 f"use 0 to {n_layers - 1}, or -1 for the last."
             )
-        return Address(self.layer % n_layers, self.component)
+        return Address(self.layer % n_layers, self.component, self.part)
 
     @property
     def on_stream(self) -> bool:
@@ -136,11 +151,13 @@ class Address:
         return self.component in LENS_COMPONENTS
 
     @property
-    def _rank(self) -> tuple[int, int, int]:
+    def _rank(self) -> tuple[int, int, int, str, int]:
         if self.layer is None:
-            return (-1 if self.component == "embeddings" else 1, 0, WHOLE_MODEL.index(self.component))
-        order = ("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post")
-        return (0, self.layer, order.index(self.component))
+            place = (*WHOLE_MODEL, BIAS).index(self.component)
+            return (-1 if self.component == "embeddings" else 1, 0, place, "", 0)
+        order = ("resid_pre", "attn_out", "resid_mid", "mlp_out", "layer_out", "resid_post")
+        kind, number = self.part[:1], self.part[1:]
+        return (0, self.layer, order.index(self.component), kind, int(number) if number.isdigit() else 0)
 
     def __lt__(self, other: object) -> bool:
         return self._rank < other._rank if isinstance(other, Address) else NotImplemented
@@ -155,7 +172,8 @@ class Address:
         return self._rank >= other._rank if isinstance(other, Address) else NotImplemented
 
     def __str__(self) -> str:
-        return self.component if self.layer is None else f"L{self.layer}.{self.component}"
+        place = self.component if self.layer is None else f"L{self.layer}.{self.component}"
+        return f"{place}.{self.part}" if self.part else place
 
     def __repr__(self) -> str:
         return f"Address({str(self)!r})"
@@ -194,6 +212,8 @@ def lens_address(value: Any) -> Address:
         reason = (
             "it is what a block writes into the residual stream, one summand of it: projecting it would project a difference"
             if address.component in WRITTEN
+            else "it is what the readout adds to every logit"
+            if address.component == BIAS
             else "it is already over the vocabulary"
         )
         raise InputError(

@@ -54,7 +54,7 @@ class Question:
     ) -> Question:
         """The question for these cells."""
         shape = cells.position_index.shape
-        tokens = torch.cat(_first_tokens(answers), dim=1).unsqueeze(1).expand(*shape, -1)
+        tokens = torch.cat(first_tokens(answers), dim=1).unsqueeze(1).expand(*shape, -1)
         if any(STATS[name].needs == "next" for name in stats):
             tokens = torch.cat([tokens, _following(encoded, cells).unsqueeze(2)], dim=2)
         read_k = max(top_k, min(2, vocab_size)) if "margin" in stats else top_k
@@ -120,7 +120,7 @@ class Question:
     ) -> dict[str, Any]:
         found: dict[str, Any] = {}
         start = 0
-        for kind, ids in zip(("target", "foil"), _first_tokens(self.answers), strict=True):
+        for kind, ids in zip(("target", "foil"), first_tokens(self.answers), strict=True):
             width = ids.shape[1]
             texts = tuple(tuple(a.read_as(self.mode) for a in of[f"{kind}s"]) for of in self.answers)
             columns = slice(start, start + width)
@@ -134,7 +134,7 @@ class Question:
         return found
 
 
-def _first_tokens(answers: Sequence[Answers]) -> list[Int[Tensor, "prompt answer"]]:
+def first_tokens(answers: Sequence[Answers]) -> list[Int[Tensor, "prompt answer"]]:
     """The first token of each prompt's targets, and of its foils; -1 where it has fewer."""
     found = []
     for kind in ("targets", "foils"):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from murano.artifacts.generation_lens import GenerationLensResult
+    from murano.artifacts.logit_attribution import LogitAttributionResult
     from murano.artifacts.logit_lens import LogitLensResult
     from murano.artifacts.metric_table import MetricTable
     from murano.prompts import PromptBatch
@@ -71,6 +72,10 @@ LOGIT_LENS: Key[LogitLensResult] = Key(
 #: What each layer predicts at each token that the model writes.
 GENERATION_LENS: Key[GenerationLensResult] = Key(
     "generation_lens", "murano.artifacts.generation_lens:GenerationLensResult", written_by="FollowGeneration"
+)
+#: What wrote the final logit of each answer.
+LOGIT_ATTRIBUTION: Key[LogitAttributionResult] = Key(
+    "logit_attribution", "murano.artifacts.logit_attribution:LogitAttributionResult", written_by="LogitAttribution"
 )
 #: Metrics of the answers through depth; each is a :class:`~murano.artifacts.metric_table.MetricTable`.
 _TABLE = "murano.artifacts.metric_table:MetricTable"

@@ -1,4 +1,4 @@
-"""The command line: ``murano lens``, ``run``, ``validate``, ``explain``, ``show``, ``doctor``.
+"""The command line: ``murano lens``, ``attribute``, ``run``, ``validate``, ``explain``, ``show``, ``doctor``.
 
 What costs time is imported by a command when its arguments have been checked: ``murano --help`` answers at once.
 """
@@ -11,13 +11,13 @@ import sys
 from collections.abc import Sequence
 
 from murano import __version__
-from murano.cli import doctor, documents, lens, show
+from murano.cli import attribute, doctor, documents, lens, show
 from murano.cli.command import Parser, join_negative
 from murano.cli.notices import notices
 from murano.errors import MuranoError
 
 #: The modules of the commands, in the order of ``murano --help``.
-COMMANDS = (lens, documents, show, doctor)
+COMMANDS = (lens, attribute, documents, show, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from murano.address import WHOLE_MODEL, Address, is_one
+from murano.address import BIAS, WHOLE_MODEL, WRITTEN, Address, is_one
 from murano.artifacts.words import TokenWords
 from murano.errors import InputError, ModelError
 from murano.model import batching, residuals
@@ -28,6 +28,7 @@ from murano.model.loading import (
     load_weights,
     parse_dtype,
 )
+from murano.model.parts import Parts, find_parts
 from murano.model.product import Choice, choose
 from murano.model.proof import ReadoutProof, prove
 from murano.model.stepping import CacheProof, prove_cache
@@ -199,6 +200,11 @@ class MuranoModel:
         """The cache that a generation can go on from, held against a forward without one."""
         return prove_cache(self.anatomy)
 
+    @functools.cached_property
+    def parts(self) -> Parts:
+        """What each block writes into the stream, proved to add up; empty, with the reason, where that can't be told."""
+        return find_parts(self.anatomy)
+
     @property
     def tail(self) -> Tail:
         """From the residual stream after the last block to logits: proved to be the model's own way."""
@@ -293,7 +299,7 @@ class MuranoModel:
         """
         asked = [addresses] if is_one(addresses) else list(addresses)
         wanted = [Address.parse(a).resolve(self.n_layers) for a in asked]
-        off = [a for a in wanted if a.component in ("attn_out", "mlp_out")]
+        off = [a for a in wanted if a.component in (*WRITTEN, BIAS)]
         if off:
             raise InputError(
                 f"'{off[0]}' is not on the residual stream. Use resid_pre, resid_mid or resid_post of a layer, "

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from murano._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from murano.plotting.attribution import plot_attribution as plot_attribution
+    from murano.plotting.attribution_grid import plot_attribution_grid as plot_attribution_grid
     from murano.plotting.difference import plot_difference as plot_difference
     from murano.plotting.files import save_figure as save_figure
     from murano.plotting.generation import plot_agreement as plot_agreement
@@ -22,6 +24,8 @@ else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
+            "murano.plotting.attribution": ["plot_attribution"],
+            "murano.plotting.attribution_grid": ["plot_attribution_grid"],
             "murano.plotting.difference": ["plot_difference"],
             "murano.plotting.files": ["save_figure"],
             "murano.plotting.generation": ["plot_agreement", "plot_generation"],

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from murano.artifacts.generation_lens import GenerationLensResult
+from murano.artifacts.logit_attribution import LogitAttributionResult
 from murano.artifacts.logit_lens import LogitLensResult
 from murano.artifacts.metric_table import MetricTable
 from murano.errors import InputError
+from murano.plotting.attribution import Waterfall, waterfall
+from murano.plotting.attribution_grid import attribution_grid
 from murano.plotting.backend import Figure, figure_of
 from murano.plotting.files import PAGE, check_formats, figure_bytes, save_figure
 from murano.plotting.generation import AgreementCurve, generation_figures
@@ -78,7 +81,8 @@ def draw_results(
         there = ", ".join(f"{str(key)!r}" for key in results) or "none"
         raise InputError(
             f"There is nothing to draw. Results that are there: {there}. "
-            "Can be drawn: a LogitLensResult, as LogitLens writes it under 'logit_lens', a GenerationLensResult, and the tables of metrics."
+            "Can be drawn: a LogitLensResult, as LogitLens writes it under 'logit_lens', a GenerationLensResult, "
+            "a LogitAttributionResult, and the tables of metrics."
         )
     if nowhere and show is not False:
         warnings.warn(
@@ -99,7 +103,7 @@ def in_notebook() -> bool:
 def _drawn(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Each result that has a figure, with a file name for it that has no ending yet."""
     for key, value in results.items():
-        if isinstance(value, (LogitLensResult, GenerationLensResult)) or (
+        if isinstance(value, (LogitLensResult, GenerationLensResult, LogitAttributionResult)) or (
             isinstance(value, MetricTable) and (value.addresses or "depth" in value.columns)
         ):
             yield re.sub(r"[^\w.-]+", "_", str(key)).lstrip(".") or "lens", value
@@ -107,13 +111,15 @@ def _drawn(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _drawings(
     stem: str, value: Any, per_prompt: bool | None, by: str | None
-) -> Iterator[tuple[str, Grid | MetricCurves | AgreementCurve]]:
+) -> Iterator[tuple[str, Grid | MetricCurves | AgreementCurve | Waterfall]]:
     """Each figure's file name without its ending, and what it shows; one at a time, so that memory stays flat."""
     if isinstance(value, MetricTable):
         yield stem, metric_curves(value, by=by) if value.addresses else decided_curves(value, by=by)
     elif isinstance(value, GenerationLensResult):
         each = value.n_prompts <= MOST_PROMPTS if per_prompt is None else per_prompt
         yield from generation_figures(value, stem, each)
+    elif isinstance(value, LogitAttributionResult):
+        yield from _attribution(stem, value, per_prompt)
     else:
         yield from _grids(stem, value, per_prompt)
 
@@ -127,6 +133,21 @@ def _grids(stem: str, lens: LogitLensResult, per_prompt: bool | None) -> Iterato
         if not bool(lens.attention_mask[prompt].any()):  # it was left out
             continue
         yield stem if lens.n_prompts == 1 else f"{stem}_{prompt:0{digits}}", lens_grid(lens, prompt)
+
+
+def _attribution(
+    stem: str, result: LogitAttributionResult, per_prompt: bool | None
+) -> Iterator[tuple[str, Grid | Waterfall]]:
+    """Waterfalls of a few prompts, or of the mean of many, and the heatmap of all."""
+    if result.n_prompts == 1:
+        yield stem, waterfall(result)
+    elif result.n_prompts > MOST_PROMPTS if per_prompt is None else not per_prompt:
+        yield f"{stem}_mean", waterfall(result, None)
+    else:
+        digits = len(str(result.n_prompts - 1))
+        for prompt in range(result.n_prompts):
+            yield f"{stem}_{prompt:0{digits}}", waterfall(result, prompt)
+    yield f"{stem}_grid", attribution_grid(result)
 
 
 def _image(figure: Figure, name: str) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from murano.address import Address, is_one, lens_address
-from murano.errors import InputError
+from murano.errors import InputError, nearest
 from murano.readout.ranges import split_layers
 
 #: What layers may be besides addresses.
@@ -111,3 +111,23 @@ def check_top_k(top_k: Any, vocab_size: int | None = None) -> int:
         upper = f"to {vocab_size}, the size of the vocabulary" if vocab_size is not None else "upwards"
         raise InputError(f"top_k={top_k!r}: it must be a whole number from 1 {upper}.")
     return top_k
+
+
+#: How finely a logit can be split.
+BY = ("layer", "component", "head", "neuron_topk")
+
+
+def check_attribution(by: Any, positions: Any, neurons: Any) -> tuple[int, ...] | None:
+    """Refuse an attribution that can't be asked of any model.
+
+    Returns:
+        The positions; ``None`` for all.
+
+    Raises:
+        InputError: saying what can be asked.
+    """
+    if by not in BY:
+        raise InputError(f"by={by!r} is unknown.{nearest(by, BY)} Use {', '.join(map(repr, BY))}.")
+    if isinstance(neurons, bool) or not isinstance(neurons, int) or neurons < 1:
+        raise InputError(f"neurons={neurons!r} must be a number of neurons from 1 on.")
+    return parse_positions(positions)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from murano.steps.base import step as step
     from murano.steps.follow_generation import FollowGeneration as FollowGeneration
     from murano.steps.load_prompts import LoadPrompts as LoadPrompts
+    from murano.steps.logit_attribution import LogitAttribution as LogitAttribution
     from murano.steps.logit_lens import LogitLens as LogitLens
     from murano.steps.metrics import Commitment as Commitment
     from murano.steps.metrics import LogitDiff as LogitDiff
@@ -27,6 +28,7 @@ else:
             "murano.steps.base": ["Step", "step"],
             "murano.steps.follow_generation": ["FollowGeneration"],
             "murano.steps.load_prompts": ["LoadPrompts"],
+            "murano.steps.logit_attribution": ["LogitAttribution"],
             "murano.steps.logit_lens": ["LogitLens"],
             "murano.steps.metrics": ["Commitment", "LogitDiff", "Match", "PredictionDepth", "Rank", "TokenProb"],
             "murano.steps.plot": ["Plot"],

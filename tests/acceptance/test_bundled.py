@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from murano import Address, MuranoModel, Pipeline, keys, load_logit_lens
+from murano import Address, MuranoModel, Pipeline, keys, load_logit_lens, logit_attribution, shipped_prompts
+from murano.artifacts.logit_attribution import summed
 from murano.lens import logit_lens
 from murano.steps import LoadPrompts, LogitLens, Plot, Save
 
@@ -137,3 +138,21 @@ def test_the_walk_through_as_a_researcher_types_it(model: MuranoModel, tmp_path:
     assert torch.equal(reloaded.top_ids, lens.top_ids)
     assert reloaded.predicted_words[-1][0] == lens.predicted_words[-1][0]
     assert reloaded.addresses == lens.addresses
+
+
+@pytest.mark.filterwarnings("ignore:.*of several tokens")
+def test_attribution_adds_up_to_the_models_own_logits(model: MuranoModel) -> None:
+    prompts = shipped_prompts("facts")[:100]
+    parts = logit_attribution(model, prompts)
+    own = []
+    with torch.no_grad():
+        for prompt, ids in zip(prompts, parts.answer_ids.tolist(), strict=True):
+            logits = model.hf_model(torch.tensor([model.encode(prompt)])).logits[0, -1]
+            own.append([float(logits[i]) if i >= 0 else float("nan") for i in ids])
+    sums = parts.contributions.sum(-1)[:, 0]
+    torch.testing.assert_close(sums, torch.tensor(own), atol=1e-4, rtol=0, equal_nan=True)
+    heads = logit_attribution(model, prompts, by="head")
+    names, added = summed(heads)
+    assert names == parts.components
+    torch.testing.assert_close(added, parts.contributions, atol=1e-4, rtol=0, equal_nan=True)
+    assert str(heads.components[int(heads.values().nanmean(0).argmax())]) == "L23.attn_out.h4"
