@@ -1,0 +1,60 @@
+"""How the site is built: `make docs`. Notebooks are stored executed, and tested as such: the build runs nothing."""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import reference  # noqa: E402 - beside this file
+
+from murano import __version__  # noqa: E402
+
+project = "Murano"
+author = "The Murano authors"
+copyright = author
+version = release = __version__
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
+
+nb_execution_mode = "off"
+nb_merge_streams = True
+myst_heading_anchors = 3
+myst_enable_extensions = ["deflist"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_inherit_docstrings = False  # what a method that overrides another does is said there
+autodoc_preserve_defaults = True
+napoleon_google_docstring, napoleon_numpy_docstring = True, False
+napoleon_use_rtype = False
+python_use_unqualified_type_names = True
+python_display_short_literal_types = True
+python_maximum_signature_line_length = 100
+
+html_theme = "furo"
+html_title = "Murano"
+html_static_path = ["_static"]
+html_css_files = ["murano.css"]
+html_copy_source = False
+html_show_sphinx = False
+
+# Notebooks live at the root, where a reader of the repository looks for them; the site has copies.
+shutil.rmtree(HERE / "notebooks", ignore_errors=True)
+shutil.copytree(HERE.parent / "notebooks", HERE / "notebooks", ignore=shutil.ignore_patterns(".*", "murano_outputs"))
+reference.write(HERE / "reference")
+
+
+def setup(app):
+    """Let the index name pages that a checkout may lack."""
+    app.connect("source-read", drop_missing)
+
+
+def drop_missing(app, docname, source):
+    """Drop entries of the index's tables of contents that have no page."""
+    if docname == "index":
+        entry = re.compile(r"^([\w/]+)\n", re.MULTILINE)
+        source[0] = entry.sub(lambda line: line[0] if line[1] in app.env.found_docs else "", source[0])

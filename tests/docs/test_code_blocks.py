@@ -1,0 +1,102 @@
+"""Every code block of README and the pages runs: Python in one namespace per page, commands through the command line itself.
+
+Everything runs in an empty folder, page by page, and ``MuranoModel(…)`` gives the same object for the same arguments wherever it
+is called, so that the bundled model is loaded once. A ``text`` block right below shows lines that the code prints.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.pages import PAGES, ROOT, Block, blocks, given, label
+from support.tiny_models import tiny_model
+from support.tiny_tokenizer import tiny_tokenizer
+
+import murano
+from murano.cli import main, parser
+from murano.cli.command import join_negative
+
+
+def tiny_folder() -> str:
+    """A folder with a tiny model, as a user may have one."""
+    tiny_model("llama").save_pretrained("tiny")
+    tiny_tokenizer().save_pretrained("tiny")
+    return "tiny"
+
+
+#: What a page may start with: ``<!-- given: folder -->``.
+GIVEN: dict[str, Callable[[], Any]] = {"folder": tiny_folder, "model": lambda: murano.MuranoModel()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_model() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(murano, "MuranoModel", functools.cache(murano.MuranoModel))
+        yield
+
+
+@pytest.mark.bundled
+@pytest.mark.parametrize("page", PAGES, ids=label)
+def test_the_code_of_a_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "__main__", **{name: GIVEN[name]() for name in given(page)}}
+    for block in blocks(page):
+        if block.language == "python":
+            # The lines before make the numbers in a traceback those of the page.
+            code = compile("\n" * (block.line - 1) + block.code, str(page), "exec", dont_inherit=True)
+            if not block.not_run:
+                exec(code, namespace)
+                out = [line.strip() for line in capsys.readouterr().out.splitlines()]
+                for shown in map(str.strip, block.printed.splitlines()):
+                    assert shown in ("…", *out), f"{label(page)}, line {block.line}: {shown!r} is not printed"
+        elif block.language == "sh":
+            for command in commands(block):
+                check(command, run=not block.not_run)
+
+
+def commands(block: Block) -> list[list[str]]:
+    """The words of each ``murano`` and ``make`` command; comments, and what goes into a file, left out."""
+    lines = block.code.replace("\\\n", " ").splitlines()
+    found = [shlex.split(re.sub(r" > \S+", "", line), comments=True) for line in lines]
+    return [words for words in found if words and words[0] in ("murano", "make")]
+
+
+def check(words: list[str], run: bool) -> None:
+    """A target of make has to exist, a command has to parse; it runs unless it names a model that is not here."""
+    if words[0] == "make":
+        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        assert {word for word in words[1:] if "=" not in word} <= set(targets), words
+        return
+    if "--help" in words or words[1] == "COMMAND":
+        return
+    args = parser().parse_args(join_negative(words[1:]))
+    if run and getattr(args, "model", None) in (None, "bundled"):
+        assert main(words[1:]) == 0, words
+
+
+def test_what_cannot_run_says_why() -> None:
+    skipped = {label(page): [b.not_run for b in blocks(page) if b.not_run] for page in PAGES}
+    assert all(len(reason) > 3 for reasons in skipped.values() for reason in reasons)
+    # Most of what is shown does run: a page of nothing but exceptions is no tested page.
+    for page in PAGES:
+        python = [b for b in blocks(page) if b.language == "python"]
+        if len(python) > 1 and "vllm" not in page.stem:
+            assert any(not b.not_run for b in python), label(page)
+
+
+def test_blocks_are_found_with_their_line_and_their_reason(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# T\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n<!-- not run: needs a GPU -->\n```sh\nmurano doctor\n```\n")
+    first, shown, second = blocks(page)
+    assert (first.language, first.code, first.line, first.not_run) == ("python", "print(1)\n", 4, "")
+    assert first.printed == shown.code == "1\n"
+    assert (second.language, second.not_run) == ("sh", "needs a GPU")
+    assert commands(second) == [["murano", "doctor"]]
