@@ -100,3 +100,11 @@ def test_blocks_are_found_with_their_line_and_their_reason(tmp_path: Path) -> No
     assert first.printed == shown.code == "1\n"
     assert (second.language, second.not_run) == ("sh", "needs a GPU")
     assert commands(second) == [["murano", "doctor"]]
+
+
+def test_messages_that_the_symptoms_quote_are_in_the_code() -> None:
+    page = (ROOT / "docs" / "symptoms.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^\| `(.+?)` \|", page.split("## What errors say")[1], re.MULTILINE)
+    assert len(quoted) > 5
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "murano").rglob("*.py"))
+    assert [message for message in quoted if message not in source] == []
