@@ -1,4 +1,4 @@
-"""The command line: ``murano lens``, ``murano show``, ``murano doctor``. One command per file.
+"""The command line: ``murano lens``, ``murano show``, ``murano doctor``, ``murano completion``. One command per file.
 
 What costs time is imported by a command when its arguments have been checked: ``murano --help`` answers at once.
 """
@@ -11,13 +11,13 @@ import sys
 from collections.abc import Sequence
 
 from murano import __version__
-from murano.cli import doctor, lens, show
+from murano.cli import completion, doctor, lens, show
 from murano.cli.command import Parser, join_negative
 from murano.cli.notices import notices
 from murano.errors import MuranoError
 
 #: The modules of the commands, in the order of ``murano --help``.
-COMMANDS = (lens, show, doctor)
+COMMANDS = (lens, show, doctor, completion)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -94,7 +94,9 @@ def test_what_cannot_run_says_why() -> None:
 
 def test_blocks_are_found_with_their_line_and_their_reason(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# T\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n<!-- not run: needs a GPU -->\n```sh\nmurano doctor\n```\n")
+    page.write_text(
+        "# T\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n<!-- not run: needs a GPU -->\n```sh\nmurano doctor\n```\n"
+    )
     first, shown, second = blocks(page)
     assert (first.language, first.code, first.line, first.not_run) == ("python", "print(1)\n", 4, "")
     assert first.printed == shown.code == "1\n"

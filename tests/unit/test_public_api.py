@@ -65,7 +65,9 @@ def signature(value: Any) -> str:
         for p in found.parameters.values()
     ]
     returns = found.return_annotation
-    return str(found.replace(parameters=plain, return_annotation=Plain(returns) if isinstance(returns, str) else returns))
+    return str(
+        found.replace(parameters=plain, return_annotation=Plain(returns) if isinstance(returns, str) else returns)
+    )
 
 
 def describe(name: str, value: Any) -> Iterator[str]:
