@@ -1,5 +1,6 @@
 """How the site is built: `make docs`. Notebooks are stored executed, and tested as such: the build runs nothing."""
 
+import inspect
 import re
 import shutil
 import sys
@@ -46,11 +47,23 @@ html_show_sphinx = False
 shutil.rmtree(HERE / "notebooks", ignore_errors=True)
 shutil.copytree(HERE.parent / "notebooks", HERE / "notebooks", ignore=shutil.ignore_patterns(".*", "murano_outputs"))
 reference.write(HERE / "reference")
+EXPORTED = reference.exported()
+
+
+class Plain(str):
+    """A text that stands in a signature without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self):
+        return str(self)
 
 
 def setup(app):
-    """Let the index name pages that a checkout may lack."""
+    """Let the index name pages that a checkout may lack, and show signatures as they were written and names as they are exported."""
     app.connect("source-read", drop_missing)
+    app.connect("autodoc-process-signature", as_written)
+    app.connect("missing-reference", as_exported)
 
 
 def drop_missing(app, docname, source):
@@ -58,3 +71,32 @@ def drop_missing(app, docname, source):
     if docname == "index":
         entry = re.compile(r"^([\w/]+)\n", re.MULTILINE)
         source[0] = entry.sub(lambda line: line[0] if line[1] in app.env.found_docs else "", source[0])
+
+
+def as_written(app, what, name, value, options, given, returns):
+    """A signature with the source's own annotations: shapes as jaxtyping has them, no module paths."""
+    try:
+        found = inspect.signature(value)
+    except (TypeError, ValueError):
+        return None
+
+    def plain(part):
+        return Plain(part) if isinstance(part, str) else Plain("...") if repr(part) == "<factory>" else part
+
+    parameters = [
+        p.replace(annotation=plain(p.annotation), default=p.default if isinstance(p.default, str) else plain(p.default))
+        for p in found.parameters.values()
+        if p.name not in ("self", "cls")
+    ]
+    text = str(found.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+    result = found.return_annotation if isinstance(found.return_annotation, str) else None
+    return text, None if what == "class" else result
+
+
+def as_exported(app, env, node, content):
+    """``murano.lens.logit_lens`` in a docstring leads to ``murano.logit_lens``, as which it is documented."""
+    target = EXPORTED.get(node.get("reftarget"))
+    if target is None or node.get("refdomain") != "py":
+        return None
+    python = env.get_domain("py")
+    return python.resolve_xref(env, node["refdoc"], app.builder, node["reftype"], target, node, content)

@@ -8,15 +8,18 @@ from pathlib import Path
 
 from murano.cli import COMMANDS, parser
 
-#: Packages whose ``__all__`` is the public interface, and what the page of each is called.
-PACKAGES = {"murano": "murano", "murano.steps": "murano.steps: steps", "murano.plotting": "murano.plotting: figures"}
+#: Packages whose ``__all__`` is the public interface.
+PACKAGES = ("murano", "murano.steps", "murano.plotting")
+#: What a reader of the first page meets first; other modules follow by name.
+FIRST = ("model", "lens", "artifacts.logit_lens", "pipeline", "steps.base", "results", "prompts", "prompt_files")
 #: Modules of which every public function and class is documented.
-MODULES = {"murano.metrics": "murano.metrics: metrics", "murano.readout.stats": "murano.readout.stats: statistics"}
+MODULES = ("murano.metrics", "murano.readout.stats")
 #: What public functions return, although nobody makes one by hand.
 RETURNED = {
     "murano.artifacts.lens_column": ["LensColumn"],
     "murano.artifacts.metric_table": ["MetricSummary"],
-    "murano.artifacts.run": ["RunResults", "RunCheck"],
+    "murano.artifacts.run": ["RunResults"],
+    "murano.artifacts.run_manifest": ["RunCheck"],
     "murano.artifacts.words": ["TokenWords", "WordGrid"],
     "murano.model": ["ReadoutProof"],
     "murano.model.captured": ["Captured"],
@@ -29,11 +32,11 @@ def write(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     pages, there = {}, set()
-    for package, title in PACKAGES.items():
+    for package in PACKAGES:
         modules = by_module(package)
-        pages[package] = _page(title, {m: names for m, names in modules.items() if m not in there})
+        pages[package] = _page(package, {m: names for m, names in modules.items() if m not in there}, package)
         there.update(modules)  # a name that two packages export is documented once
-    pages |= {name: _page(title, {name: defined_in(name)}) for name, title in MODULES.items()}
+    pages |= {name: _page(name, {name: defined_in(name)}) for name in MODULES}
     pages |= {"murano.keys": _keys(), "returned": _page("What comes back", RETURNED), "command_line": _command_line()}
     for name, text in pages.items():
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
@@ -46,7 +49,8 @@ def by_module(package: str) -> dict[str, list[str]]:
         value = getattr(importlib.import_module(package), name)
         if not inspect.ismodule(value):
             found[value.__module__].append(name)
-    return dict(sorted(found.items()))
+    order = [f"murano.{module}" for module in FIRST]
+    return dict(sorted(found.items(), key=lambda item: (order.index(item[0]) if item[0] in order else 99, item[0])))
 
 
 def defined_in(module: str) -> list[str]:
@@ -60,7 +64,17 @@ def defined_in(module: str) -> list[str]:
     ]
 
 
-def _page(title: str, names: dict[str, list[str]]) -> str:
+def exported() -> dict[str, str]:
+    """Where each name is documented that its own module's docstrings call by the module's path."""
+    found: dict[str, str] = {}
+    for package in PACKAGES:
+        for module, names in by_module(package).items():
+            for name in names:
+                found.setdefault(f"{module}.{name}", f"{package}.{name}")
+    return found
+
+
+def _page(title: str, names: dict[str, list[str]], package: str = "") -> str:
     parts = [f"# {title}"]
     for module, of_module in names.items():
         summary = inspect.getdoc(importlib.import_module(module)) or ""
@@ -70,7 +84,9 @@ def _page(title: str, names: dict[str, list[str]]) -> str:
         for name in of_module:
             value = getattr(importlib.import_module(module), name)
             kind = "autoclass" if inspect.isclass(value) else "autofunction"
-            parts.append(_rst(f".. {kind}:: {module}.{name}" + ("\n   :members:" if kind == "autoclass" else "")))
+            parts.append(
+                _rst(f".. {kind}:: {package or module}.{name}" + ("\n   :members:" if kind == "autoclass" else ""))
+            )
     return "\n\n".join(parts) + "\n"
 
 
@@ -81,7 +97,7 @@ def _keys() -> str:
         for name, key in vars(keys).items()
         if isinstance(key, keys.Key)
     ]
-    head = ["# murano.keys: names of results", str(inspect.getdoc(keys))]
+    head = ["# murano.keys", str(inspect.getdoc(keys))]
     return "\n\n".join([*head, "\n".join(["| key | string | type | written by |", "|---|---|---|---|", *rows])]) + "\n"
 
 
