@@ -63,6 +63,7 @@ def setup(app):
     """Let the index name pages that a checkout may lack, and show signatures as they were written and names as they are exported."""
     app.connect("source-read", drop_missing)
     app.connect("autodoc-process-signature", as_written)
+    app.connect("autodoc-process-docstring", whole_sentences, priority=600)  # after napoleon
     app.connect("missing-reference", as_exported)
 
 
@@ -100,3 +101,9 @@ def as_exported(app, env, node, content):
         return None
     python = env.get_domain("py")
     return python.resolve_xref(env, node["refdoc"], app.builder, node["reftype"], target, node, content)
+
+
+def whole_sentences(app, what, name, value, options, lines):
+    """Napoleon takes what stands before a colon in a property's docstring for its type: put the sentence together again."""
+    if what == "property" and any(line.startswith(":type:") for line in lines):
+        lines[:] = inspect.getdoc(value).splitlines()

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import os
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -102,6 +103,7 @@ def _keys() -> str:
 
 
 def _command_line() -> str:
+    os.environ["COLUMNS"] = "100"  # argparse wraps at the terminal's width
     parts = ["# The command line", _text(parser().format_help())]
     subparsers = next(action for action in parser()._actions if action.choices)
     for module in COMMANDS:

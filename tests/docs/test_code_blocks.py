@@ -19,8 +19,10 @@ from support.tiny_models import tiny_model
 from support.tiny_tokenizer import tiny_tokenizer
 
 import murano
+from murano import Pipeline, PipelineError
 from murano.cli import main, parser
 from murano.cli.command import join_negative
+from murano.steps.base import step_name
 
 
 def tiny_folder() -> str:
@@ -47,6 +49,9 @@ def test_the_code_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    ran: list[Pipeline] = []
+    run = Pipeline.run
+    monkeypatch.setattr(Pipeline, "run", lambda self, *args, **kwargs: ran.append(self) or run(self, *args, **kwargs))
     namespace: dict[str, Any] = {"__name__": "__main__", **{name: GIVEN[name]() for name in given(page)}}
     for block in blocks(page):
         if block.language == "python":
@@ -60,6 +65,18 @@ def test_the_code_of_a_page_runs(
         elif block.language == "sh":
             for command in commands(block):
                 check(command, run=not block.not_run)
+    for pipeline in ran:
+        check_left_out(pipeline)
+
+
+def check_left_out(pipeline: Pipeline) -> None:
+    """A chain from which one step is left out that a later one needs is refused, and the error names it."""
+    steps = list(pipeline)
+    for index, left_out in enumerate(steps):
+        needed = {str(key) for step in steps[index + 1 :] for key in step.reads} & set(map(str, left_out.writes))
+        if needed:
+            with pytest.raises(PipelineError, match=step_name(left_out)):
+                Pipeline(steps[:index] + steps[index + 1 :]).validate()
 
 
 def commands(block: Block) -> list[list[str]]:
