@@ -7,7 +7,7 @@ import shutil
 from collections import defaultdict
 from pathlib import Path
 
-from murano.cli import COMMANDS, parser
+from murano.cli import parser
 
 #: Packages whose ``__all__`` is the public interface.
 PACKAGES = ("murano", "murano.steps", "murano.plotting")
@@ -105,10 +105,8 @@ def _keys() -> str:
 def _command_line() -> str:
     os.environ["COLUMNS"] = "100"  # argparse wraps at the terminal's width
     parts = ["# The command line", _text(parser().format_help())]
-    subparsers = next(action for action in parser()._actions if action.choices)
-    for module in COMMANDS:
-        name = module.__name__.rpartition(".")[2]
-        parts += [f"## murano {name}", _text(subparsers.choices[name].format_help())]
+    for name, command in parser().commands.items():
+        parts += [f"## murano {name}", _text(command.format_help())]
     return "\n\n".join(parts) + "\n"
 
 

@@ -40,8 +40,7 @@ def script(shell: str) -> str:
     from murano.cli import parser
 
     whole = parser()
-    commands = next(action.choices for action in whole._actions if isinstance(action.choices, dict))
-    for command in commands.values():
+    for command in whole.commands.values():
         for action in command._actions:
             if isinstance(action.metavar, str) and action.metavar in _FILES:
                 action.complete = getattr(shtab, _FILES[action.metavar])

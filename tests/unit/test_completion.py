@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from murano.cli import COMMANDS, main
+from murano.cli import COMMANDS, main, parser
 from murano.cli.completion import SHELLS, script
 
 NAMES = [module.__name__.rpartition(".")[2] for module in COMMANDS]
@@ -60,3 +60,23 @@ def test_an_unknown_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["completion", "ksh"]) == 2
     err = capsys.readouterr().err
     assert "ksh" in err and "See: murano completion --help" in err
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        (["lense", "Hello"], "Did you mean 'lens'? See: murano --help"),
+        (["lens", "Hello", "--plto", "x.png"], "murano lens takes no '--plto'. Did you mean '--plot'?"),
+        (["lens", "Hello", "--layer=3"], None),  # argparse takes an unambiguous beginning of an option
+        (["show", "run", "another"], "murano show takes no 'another'. See: murano show --help"),
+        (["lens", "Hello", "--dtype", "float31"], "Did you mean 'float32'? See: murano lens --help"),
+    ],
+)
+def test_a_misspelt_word_is_told_the_nearest(
+    typed: list[str], says: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if says is None:
+        assert parser().parse_args(typed).layers == "3"
+    else:
+        assert main(typed) == 2
+        assert says in capsys.readouterr().err
