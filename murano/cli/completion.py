@@ -43,6 +43,6 @@ def script(shell: str) -> str:
     for command in whole.commands.values():
         for action in command._actions:
             if isinstance(action.metavar, str) and action.metavar in _FILES:
-                action.complete = getattr(shtab, _FILES[action.metavar])
+                action.complete = getattr(shtab, _FILES[action.metavar])  # type: ignore[attr-defined]
     text: str = shtab.complete(whole, shell=shell)
     return text
