@@ -2,17 +2,19 @@
 PYTHON ?= python3
 VENV ?= .venv
 DEMO := murano_outputs/demo
+SITE := docs/_build/html
 RUN := $(VENV)/bin/python
 # Written when the installation is complete: it is done again only when one of these two files has changed.
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser bench lint clean
+.PHONY: help demo test browser bench docs lint clean
 
 help:
 	@echo "make demo    see a language model find an answer: a table, a heatmap, a saved run"
 	@echo "make test    run the tests                     (some of them: make test PYTEST='tests/unit -x')"
 	@echo "make bench   measure the lens against others   (make bench BENCH=--help)"
+	@echo "make docs    build the site into $(SITE)"
 	@echo "make lint    check style and types"
 	@echo "make clean   remove $(VENV) and what the tools leave behind"
 
@@ -42,13 +44,17 @@ browser:
 bench: $(STAMP)
 	$(RUN) -m benchmarks.lens $(BENCH)
 
+docs: $(STAMP)
+	@$(RUN) -m sphinx -W --keep-going -q docs $(SITE)
+	@echo "Open $(SITE)/index.html"
+
 lint: $(STAMP)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build docs/notebooks docs/reference .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt

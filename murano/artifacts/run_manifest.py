@@ -66,7 +66,8 @@ def _is_run(folder: Path) -> bool:
 def _no_run(folder: Path) -> ArtifactError:
     name = repr(str(folder))
     if not os.path.exists(folder):
-        message = f"There is no run {name}.{_list_runs(folder.parent, folder.name)}"
+        written_by = f" Save({str(folder.parent)!r}, {folder.name!r}) would write it."
+        message = f"There is no run {name}.{_list_runs(folder.parent, folder.name) or written_by}"
     elif not os.path.isdir(folder):
         message = f"{name} is a file, and a run is a folder. Open one artifact with load_artifact({name})."
     elif not os.access(folder, os.R_OK | os.X_OK):

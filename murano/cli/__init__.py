@@ -1,4 +1,4 @@
-"""The command line: ``murano lens``, ``attribute``, ``run``, ``validate``, ``explain``, ``show``, ``doctor``.
+"""The command line: ``murano lens``, ``attribute``, ``run``, ``validate``, ``explain``, ``show``, ``doctor``, ``completion``.
 
 What costs time is imported by a command when its arguments have been checked: ``murano --help`` answers at once.
 """
@@ -11,13 +11,13 @@ import sys
 from collections.abc import Sequence
 
 from murano import __version__
-from murano.cli import attribute, doctor, documents, lens, show
+from murano.cli import attribute, completion, doctor, documents, lens, show
 from murano.cli.command import Parser, join_negative
 from murano.cli.notices import notices
 from murano.errors import MuranoError
 
 #: The modules of the commands, in the order of ``murano --help``.
-COMMANDS = (lens, attribute, documents, show, doctor)
+COMMANDS = (lens, attribute, documents, show, doctor, completion)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):  # a token that the terminal can't show is no reason to stop
             stream.reconfigure(errors="backslashreplace")
     try:
-        args = parser().parse_args(join_negative(sys.argv[1:] if argv is None else argv))
+        whole = parser()
+        args, unknown = whole.parse_known_args(join_negative(sys.argv[1:] if argv is None else argv))
+        if unknown:
+            whole.commands[args.command].refuse(unknown[0])
         with notices(verbose=args.verbose, quiet=args.quiet):
             code: int = args.run(args)
         sys.stdout.flush()
@@ -60,6 +63,7 @@ def parser() -> Parser:
     commands = whole.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in COMMANDS:
         module.add_to(commands)
+    whole.commands = commands.choices
     return whole
 
 

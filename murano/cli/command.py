@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from murano.errors import InputError
+from murano.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from murano import MuranoModel
@@ -20,13 +20,27 @@ BUNDLED = "bundled"
 class Parser(argparse.ArgumentParser):
     """Reports bad arguments as everything else that is bad: by an error, in one line."""
 
+    #: The parsers of its commands, by name.
+    commands: Mapping[str, Parser] = {}
+
     def error(self, message: str) -> NoReturn:
         """Raise what argparse found.
 
         Raises:
             InputError: always.
         """
-        raise InputError(f"{message[:1].upper()}{message[1:]}. See: {self.prog} --help")
+        choice = re.search(r"invalid choice: '(.+?)' \(choose from (.+)\)", message)
+        hint = nearest(choice[1], re.findall(r"[\w-]+", choice[2])) if choice else ""
+        raise InputError(f"{message[:1].upper()}{message[1:]}.{hint} See: {self.prog} --help")
+
+    def refuse(self, unknown: str) -> NoReturn:
+        """Refuse an argument that this command does not take.
+
+        Raises:
+            InputError: always.
+        """
+        hint = nearest(unknown.partition("=")[0], self._option_string_actions)
+        raise InputError(f"{self.prog} takes no {unknown!r}.{hint} See: {self.prog} --help")
 
 
 def new_command(
@@ -51,7 +65,7 @@ def new_command(
     loudness = parser.add_mutually_exclusive_group()
     loudness.add_argument("-q", "--quiet", action="store_true", help="no progress and no notices on standard error")
     loudness.add_argument("-v", "--verbose", action="store_true", help="also what the libraries under Murano log")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, command=name)
     return parser
 
 
