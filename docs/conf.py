@@ -60,17 +60,12 @@ class Plain(str):
 
 
 def setup(app):
-    """Let the index name pages that a checkout may lack, and show signatures as they were written and names as they are exported."""
+    """Connect what is below; each says what it does."""
     app.connect("source-read", drop_missing)
-    app.connect("source-read", as_in_the_site)
+    app.connect("source-read", link_notebooks)
     app.connect("autodoc-process-signature", as_written)
     app.connect("autodoc-process-docstring", whole_sentences, priority=600)  # after napoleon
     app.connect("missing-reference", as_exported)
-
-
-def as_in_the_site(app, docname, source):
-    """Links to notebooks, which lie beside this folder in the repository and in it here."""
-    source[0] = source[0].replace("](../notebooks/", "](notebooks/")
 
 
 def drop_missing(app, docname, source):
@@ -78,6 +73,11 @@ def drop_missing(app, docname, source):
     if docname == "index":
         entry = re.compile(r"^([\w/]+)\n", re.MULTILINE)
         source[0] = entry.sub(lambda line: line[0] if line[1] in app.env.found_docs else "", source[0])
+
+
+def link_notebooks(app, docname, source):
+    """Pages link to the notebooks where they lie in the repository; on the site that is to their copies."""
+    source[0] = source[0].replace("](../notebooks/", "](notebooks/").replace("](../../notebooks/", "](../notebooks/")
 
 
 def as_written(app, what, name, value, options, given, returns):
