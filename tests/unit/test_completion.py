@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from murano.cli import COMMANDS, main, parser
+from murano.cli import main, parser
 from murano.cli.completion import SHELLS, script
 
-NAMES = [module.__name__.rpartition(".")[2] for module in COMMANDS]
+NAMES = list(parser().commands)
 
 
 def in_shell(shell: str, code: str) -> list[str]:
