@@ -12,6 +12,7 @@ from torch import Tensor
 
 from murano.address import Address
 from murano.artifacts.words import NO_TOKEN
+from murano.engine_reader import reader_of
 from murano.model import MuranoModel
 from murano.model.targets import Answer
 from murano.reader import NO_RANK, Cells, Reader, Tables
@@ -70,7 +71,7 @@ class Question:
         self, model: MuranoModel, addresses: Sequence[Address], tables: Tables, max_chunk_bytes: int, product: str
     ) -> Reader:
         """A reader that fills the tables."""
-        return Reader(
+        return reader_of(model)(
             model, addresses, tables, max_chunk_bytes, product, self.tokens.flatten(0, 1), divergences=self.divergences
         )
 

@@ -26,6 +26,7 @@ from murano.errors import InputError, nearest
 from murano.model import MuranoModel, batching
 from murano.model.targets import MODES, answers_of
 from murano.prompts import PromptBatch, as_prompts
+from murano.engine_reader import reader_of
 from murano.reader import Cells, Reader
 from murano.readout.request import check_top_k, parse_layers, parse_positions
 from murano.readout.stats import parse_stats
@@ -112,14 +113,14 @@ def logit_lens(
     question = Question.of(answers, encoded, cells, wanted_stats, top_k, model.vocab_size)
     tables = question.tables(len(addresses), n_cells)
     if keep == "residuals":
-        tables.residuals = _whole(len(addresses), n_cells, model.d_model, dtype=model.anatomy.stream_dtype)
+        tables.residuals = _whole(len(addresses), n_cells, model.d_model, dtype=model.stream_dtype)
     if keep == "logits":
         _check_room(len(addresses), n_cells, model.vocab_size)
         tables.logits = _whole(len(addresses), n_cells, model.vocab_size, dtype=torch.float32)
     if checkpoint is not None and product == "auto":
         product = "torch"  # what is fastest may change between two runs, and with it the last bits
     if question.divergences:
-        held = len(addresses) * model.d_model * model.anatomy.stream_dtype.itemsize
+        held = len(addresses) * model.d_model * model.stream_dtype.itemsize
         max_batch_tokens = min(max_batch_tokens, max(1, MAX_HELD_BYTES // held))
     request = [
         *[list(map(str, addresses)), encoded, str(positions), top_k, keep, max_chunk_bytes, max_batch_tokens, product],
@@ -136,7 +137,7 @@ def logit_lens(
     )
     shape = (len(addresses), *cells.input_ids.shape)
     if target_mode == "sequence" and (whole := sequences(encoded, answers, left_out)):
-        again = partial(Reader, model, addresses, max_chunk_bytes=max_chunk_bytes, product=product)
+        again = partial(reader_of(model), model, addresses, max_chunk_bytes=max_chunk_bytes, product=product)
         read_sequences(again, partial(read_all, max_batch_tokens=max_batch_tokens), whole, tables, shape)
     notes = [*left_out.values(), *tables.odd.values(), *answer_notes(answers, target_mode)]
     _warn([*tables.odd.values(), *answer_notes(answers, target_mode)])
@@ -299,7 +300,7 @@ def _encode(
         wrong: str | None = None
         try:
             ids = batching.encode(prompt, model.tokenizer)
-            wrong = batching.check_ids(ids, rows=model.anatomy.embedding_rows, context=model.context)
+            wrong = batching.check_ids(ids, rows=model.embedding_rows, context=model.context)
             of = answers_of(prompt, ids, model.tokenizer, model.vocab_size, target_mode)
         except InputError as error:
             wrong = wrong or f"can't be read ({error})"
@@ -343,7 +344,7 @@ def describe(model: MuranoModel) -> dict[str, Any]:
     return {
         "model_id": model.model_id,
         "revision": model.revision,
-        "class": type(model.hf_model).__name__,
+        "class": model.model_class,
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": str(model.device),
         "n_layers": model.n_layers,

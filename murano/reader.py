@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -169,6 +169,19 @@ class Reader:
             self._compare(final[1], cell)
         assert logits is not None
         self._check(final[0], logits[:1, -1], batch)
+
+    def read_rows(self, rows: Mapping[Address, Float[Tensor, "row d_model"]], cell: Int[Tensor, " row"]) -> None:
+        """Reduce rows that a forward has handed out; what does not fill a chunk waits for more.
+
+        Args:
+            rows: of each source, one row for each cell; of the last layer too where divergences from it are read.
+            cell: where they go.
+        """
+        for address, of_layer in rows.items():
+            self._take(address, of_layer, cell)
+        self.flush(whole_chunks=True)
+        if self.divergences:
+            self._compare(rows[self.last], cell)
 
     def read_residuals(self, rows: Float[Tensor, "layer cell d_model"], there: Bool[Tensor, " cell"]) -> None:
         """Reduce residuals that were kept, without a forward.

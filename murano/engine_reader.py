@@ -1,0 +1,114 @@
+"""Reading one batch after another where the weights are in an engine: its workers read, and what comes home is put into the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from murano.address import Address
+from murano.errors import InputError
+from murano.model import MuranoModel, batching
+from murano.model.vllm import VLLMModel
+from murano.model.wire import pack
+from murano.reader import NO_RANK, Cells, Reader, Tables
+
+
+def reader_of(model: MuranoModel) -> Any:
+    """The reader of this model's backend."""
+    return EngineReader if isinstance(model, VLLMModel) else Reader
+
+
+class EngineReader:
+    """To :func:`murano.lens.read_all` what :class:`murano.reader.Reader` is.
+
+    Args:
+        model: in an engine.
+        addresses: what is read, one per layer of the tables.
+        tables: where results go.
+        max_chunk_bytes: room for logits, in a worker.
+        product: the engine has its own: only ``"auto"`` and ``"torch"`` mean it.
+        tokens: ids whose log-probability and rank are read in each cell; -1 for none.
+        divergences: which divergences from the last layer are read.
+
+    Raises:
+        InputError: a product that is not the engine's, or all logits are to be brought home.
+    """
+
+    def __init__(
+        self,
+        model: VLLMModel,
+        addresses: Sequence[Address],
+        tables: Tables,
+        max_chunk_bytes: int,
+        product: str,
+        tokens: Int[Tensor, "cell token"] | None = None,
+        divergences: Sequence[str] = (),
+    ) -> None:
+        if product not in ("auto", "torch"):
+            raise InputError(f"product={product!r}: inside vLLM the engine's own product is used. Leave it out.")
+        if tables.logits is not None:
+            raise InputError(
+                "keep='logits' would bring whole vocabularies home from vLLM. Use keep='residuals' and decode the cells you need."
+            )
+        row = 4 * model.vocab_size
+        if max_chunk_bytes < (2 if divergences else 1) * row:
+            raise InputError(f"max_chunk_bytes={max_chunk_bytes} has no room for logits: use at least {2 * row}.")
+        model.check_layers(addresses)
+        self.model, self.addresses, self.tables = model, list(addresses), tables
+        self.tokens = tokens if tokens is not None and tokens.shape[-1] else None
+        self.options: dict[str, Any] = {
+            "top_k": tables.top_ids.shape[-1],
+            "divergences": list(divergences),
+            "keep": None if tables.residuals is None else "residuals",
+            "max_chunk_bytes": max_chunk_bytes,
+        }
+
+    def read(self, batch: batching.Batch, cells: Cells) -> None:
+        """One batch through the engine."""
+        row, position, cell = cells.of_batch(batch)
+        # One position may be asked for in two cells: the engine reads it once.
+        width = max(batch.lengths)
+        places, of_cell = (row * width + position).unique(return_inverse=True)
+        table = torch.full((len(batch.prompts) * width,), -1, dtype=torch.int32)
+        table[places] = torch.arange(len(places), dtype=torch.int32)
+        first = torch.empty_like(places).scatter_(0, of_cell, cell)
+        ids = {i: batch.ids[i, :length].tolist() for i, length in enumerate(batch.lengths)}
+        with self._asking(first, table.view(-1, width)):
+            self.model.run(ids)
+            self._put(cell, {name: found[..., of_cell] if name == "divergences" else found[:, of_cell] for name, found in self.model.answer().items()})
+
+    def read_residuals(self, rows: Float[Tensor, "layer cell d_model"], there: Bool[Tensor, " cell"]) -> None:
+        """Reduce residuals that were kept, without a forward; as :meth:`murano.reader.Reader.read_residuals`."""
+        cell = there.nonzero().flatten()
+        if self.options["divergences"] and Address(self.model.n_layers - 1) not in self.addresses:
+            raise InputError(f"Divergences need the last layer, L{self.model.n_layers - 1}.resid_post, which was not kept.")
+        with self._asking(cell, None):
+            self.model.call("murano_feed", pack({"rows": rows[:, cell]}))
+            self._put(cell, self.model.answer())
+
+    def flush(self, *, whole_chunks: bool) -> None:
+        """Nothing waits here."""
+
+    def _asking(self, cell: Int[Tensor, " cell"], table: Tensor | None) -> Any:
+        tokens = None if self.tokens is None else self.tokens[cell].clamp(min=0)
+        return self.model.asking(self.addresses, len(cell), table, tokens, **self.options)
+
+    def _put(self, cell: Int[Tensor, " cell"], found: dict[str, Tensor]) -> None:
+        for name, values in found.items():
+            table = getattr(self.tables, name)
+            if name == "divergences":
+                table[:, :, cell] = values
+            else:
+                table[:, cell] = values
+        if self.tokens is not None:
+            layer, nobody = slice(None), self.tokens[cell] < 0
+            log_probs, ranks = self.tables.token_log_probs, self.tables.token_ranks
+            log_probs[layer, cell] = log_probs[layer, cell].masked_fill(nobody, torch.nan)
+            ranks[layer, cell] = ranks[layer, cell].masked_fill(nobody, NO_RANK)
+        for address, note in self.model.odd.items():
+            if not any(note.split(" from ")[0] in other for other in self.tables.odd.values()):
+                self.tables.odd[address] = note
