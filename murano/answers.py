@@ -71,9 +71,10 @@ class Question:
         self, model: MuranoModel, addresses: Sequence[Address], tables: Tables, max_chunk_bytes: int, product: str
     ) -> Reader:
         """A reader that fills the tables."""
-        return reader_of(model)(
+        reader: Reader = reader_of(model)(
             model, addresses, tables, max_chunk_bytes, product, self.tokens.flatten(0, 1), divergences=self.divergences
         )
+        return reader
 
     def fields(self, tables: Tables, shape: tuple[int, ...]) -> dict[str, Any]:
         """The artifact's fields that the tables hold.

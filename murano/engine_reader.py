@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from murano.address import Address
 from murano.errors import InputError
 from murano.model import MuranoModel, batching
-from murano.model.vllm import VLLMModel
+from murano.model.vllm import VLLMModel, number_cells
 from murano.model.wire import pack
 from murano.reader import NO_RANK, Cells, Reader, Tables
 
@@ -79,13 +80,16 @@ class EngineReader:
         ids = {i: batch.ids[i, :length].tolist() for i, length in enumerate(batch.lengths)}
         with self._asking(first, table.view(-1, width)):
             self.model.run(ids)
-            self._put(cell, {name: found[..., of_cell] if name == "divergences" else found[:, of_cell] for name, found in self.model.answer().items()})
+            found = self.model.answer()
+        self._put(cell, {n: t[..., of_cell] if n == "divergences" else t[:, of_cell] for n, t in found.items()})
 
     def read_residuals(self, rows: Float[Tensor, "layer cell d_model"], there: Bool[Tensor, " cell"]) -> None:
         """Reduce residuals that were kept, without a forward; as :meth:`murano.reader.Reader.read_residuals`."""
         cell = there.nonzero().flatten()
         if self.options["divergences"] and Address(self.model.n_layers - 1) not in self.addresses:
-            raise InputError(f"Divergences need the last layer, L{self.model.n_layers - 1}.resid_post, which was not kept.")
+            raise InputError(
+                f"Divergences need the last layer, L{self.model.n_layers - 1}.resid_post, which was not kept."
+            )
         with self._asking(cell, None):
             self.model.call("murano_feed", pack({"rows": rows[:, cell]}))
             self._put(cell, self.model.answer())
@@ -112,3 +116,67 @@ class EngineReader:
         for address, note in self.model.odd.items():
             if not any(note.split(" from ")[0] in other for other in self.tables.odd.values()):
                 self.tables.odd[address] = note
+
+
+@dataclass(frozen=True)
+class Written:
+    """What an engine wrote, read at every token: ``prompt × steps`` cells in ``tables``, step by step within each prompt.
+
+    Args:
+        tables: one row per layer and cell; ``token_log_probs`` and ``token_ranks`` are of the token that was written there.
+        tokens: the tokens of each prompt; fewer than steps where it ended.
+        own_log_probs: the log-probability that the engine itself gave to each.
+    """
+
+    tables: Tables
+    tokens: list[list[int]]
+    own_log_probs: list[list[float]]
+
+
+def read_generation(
+    model: VLLMModel,
+    encoded: Sequence[Sequence[int]],
+    addresses: Sequence[Address],
+    *,
+    max_new_tokens: int,
+    top_k: int = 5,
+    max_chunk_bytes: int,
+    max_held_bytes: int,
+    ends: Sequence[int] = (),
+    **sampling: Any,
+) -> Written:
+    """Let the engine continue prompts, and read the row that each new token is predicted from.
+
+    Args:
+        model: in an engine.
+        encoded: the tokens of each prompt.
+        addresses: what is read, one per layer of the tables.
+        max_new_tokens: how many tokens each prompt is continued by at most.
+        top_k: how many tokens of each distribution are kept.
+        max_chunk_bytes: room for logits, in a worker.
+        max_held_bytes: room in a worker for rows, which wait until it is known what was written; says how many prompts run together.
+        ends: tokens after which a prompt is not continued.
+        sampling: of vLLM's ``SamplingParams``: ``temperature``, ``top_p``, ``seed``.
+    """
+    steps, n_layers = max_new_tokens, len(addresses) + 1
+    tables = Tables.empty(len(addresses), len(encoded) * steps, top_k, 1)
+    tokens: list[list[int]] = []
+    own: list[list[float]] = []
+    at_once = max(1, max_held_bytes // (n_layers * steps * model.d_model * model.stream_dtype.itemsize))
+    for start in range(0, len(encoded), at_once):
+        group = encoded[start : start + at_once]
+        cells, n_cells = number_cells([range(len(ids) - 1, len(ids) - 1 + steps) for ids in group])
+        with model.asking(addresses, n_cells, cells, top_k=top_k, max_chunk_bytes=max_chunk_bytes, late_tokens=1):
+            done = model.run(dict(enumerate(group)), max_tokens=steps, stop=ends, **sampling)
+            written = [done[i][0] for i in range(len(group))]
+            ids = torch.tensor([[*ids, *[0] * (steps - len(ids))] for ids in written])
+            found = model.answer(ids.view(-1, 1))
+        there = (
+            (torch.arange(steps) < torch.tensor([len(ids) for ids in written]).unsqueeze(1)).flatten().nonzero()[:, 0]
+        )
+        for name, values in found.items():
+            if name != "divergences":
+                getattr(tables, name)[:, start * steps + there] = values[:, there]
+        tokens += written
+        own += [done[i][1] for i in range(len(group))]
+    return Written(tables, tokens, own)

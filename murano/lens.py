@@ -22,11 +22,11 @@ from tqdm.auto import tqdm
 from murano.answers import Answers, Question, answer_notes, read_sequences, sequences
 from murano.artifacts.checkpoint import Checkpoint
 from murano.artifacts.logit_lens import LogitLensResult
+from murano.engine_reader import reader_of
 from murano.errors import InputError, nearest
 from murano.model import MuranoModel, batching
 from murano.model.targets import MODES, answers_of
 from murano.prompts import PromptBatch, as_prompts
-from murano.engine_reader import reader_of
 from murano.reader import Cells, Reader
 from murano.readout.request import check_top_k, parse_layers, parse_positions
 from murano.readout.stats import parse_stats

@@ -88,7 +88,9 @@ class MuranoModel:
         **engine_args: Any,
     ) -> None:
         if backend != "eager":
-            raise InputError(f"backend={backend!r} is unknown.{nearest(backend, ('eager', 'vllm'))} Use 'eager' or 'vllm'.")
+            raise InputError(
+                f"backend={backend!r} is unknown.{nearest(backend, ('eager', 'vllm'))} Use 'eager' or 'vllm'."
+            )
         if engine_args:
             raise InputError(
                 f"MuranoModel takes no {next(iter(engine_args))!r}. If it is an argument of vLLM's engine: "

@@ -40,7 +40,11 @@ def check_vectors(add: Any, n_layers: int, d_model: int) -> dict[int, Float[Tens
         address = Address.parse(given).resolve(n_layers)
         if address.component != "resid_post" or address.layer is None:
             before = f"L{address.layer - 1}.resid_post" if address.layer else "L0.resid_post"
-            hint = f" What enters layer {address.layer} is '{before}'." if address.component == "resid_pre" and address.layer else ""
+            hint = (
+                f" What enters layer {address.layer} is '{before}'."
+                if address.component == "resid_pre" and address.layer
+                else ""
+            )
             raise InputError(f"A vector can be added at L<i>.resid_post, not at '{address}'.{hint}")
         if address.layer in found:
             raise InputError(f"'{address}' is named twice in add.")

@@ -36,7 +36,10 @@ ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERR
 #: Engine arguments under which rows would be missing or not be the model's: what is harmless, and why the rest is not.
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "enforce_eager": ((True,), "compiled graphs run past the places where the layers are read"),
-    "enable_prefix_caching": ((False, None), "the rows of a cached prefix are never computed, so they would be missing"),
+    "enable_prefix_caching": (
+        (False, None),
+        "the rows of a cached prefix are never computed, so they would be missing",
+    ),
     "async_scheduling": ((False, None), "steps are scheduled before the tokens of the last one are known"),
     "speculative_config": ((None,), "rows of drafted tokens that are thrown away would stand among the prompt's"),
     "kv_sharing_fast_prefill": ((False, None), "later layers skip most positions of a prompt"),
@@ -46,7 +49,10 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "data_parallel_size": ((1, None), "prompts go to engines that do not know what is asked. Use tensor_parallel_size"),
     "prefill_context_parallel_size": ((1, None), "the positions of a prompt are spread over workers"),
     "decode_context_parallel_size": ((1, None), "the positions of a prompt are spread over workers"),
-    "quantization": ((None,), "quantised weights were never held against the eager backend. Load the weights as they were trained"),
+    "quantization": (
+        (None,),
+        "quantised weights were never held against the eager backend. Load the weights as they were trained",
+    ),
     "runner": (("auto", "generate", None), "a pooling model predicts no tokens"),
     "worker_extension_cls": ((), "it is what reads the layers"),
     "model": ((), "the model is the first argument"),
@@ -121,7 +127,7 @@ class VLLMModel(MuranoModel):
 
     @functools.cached_property
     def engine(self) -> Any:
-        """vLLM's ``LLMEngine``; made when something first needs weights.
+        """The ``LLMEngine`` of vLLM; made when something first needs weights.
 
         Raises:
             InputError: an argument that the engine does not know.
@@ -171,6 +177,9 @@ class VLLMModel(MuranoModel):
         self.__dict__.pop("facts", None)
         if engine is not None:
             engine.engine_core.shutdown()
+            from vllm.distributed import cleanup_dist_env_and_memory
+
+            cleanup_dist_env_and_memory()
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """Call a method of :class:`murano.worker.LensWorker` by name on every worker."""
@@ -178,14 +187,15 @@ class VLLMModel(MuranoModel):
         return found
 
     def run(
-        self, encoded: Mapping[int, Sequence[int]], *, max_tokens: int = 1, stop: Sequence[int] = ()
+        self, encoded: Mapping[int, Sequence[int]], *, max_tokens: int = 1, stop: Sequence[int] = (), **sampling: Any
     ) -> dict[int, tuple[list[int], list[float]]]:
-        """Run prompts through the engine, greedily.
+        """Run prompts through the engine, which takes the most probable token unless told otherwise.
 
         Args:
             encoded: the tokens of each request.
             max_tokens: how many are generated: the engine always makes one.
             stop: tokens after which a prompt is not continued.
+            sampling: of vLLM's ``SamplingParams``.
 
         Returns:
             For each request the tokens that were written, and the engine's own log-probability of each.
@@ -194,13 +204,9 @@ class VLLMModel(MuranoModel):
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
 
+        settings = {"temperature": 0.0, "logprobs": 0 if max_tokens > 1 else None, **sampling}
         params = SamplingParams(
-            temperature=0.0,
-            max_tokens=max_tokens,
-            stop_token_ids=list(stop),
-            ignore_eos=True,
-            detokenize=False,
-            logprobs=0 if max_tokens > 1 else None,
+            max_tokens=max_tokens, stop_token_ids=list(stop), ignore_eos=True, detokenize=False, **settings
         )
         names = [engine.add_request(f"{PREFIX}{i}", tokens_input(list(ids)), params) for i, ids in encoded.items()]
         done: dict[int, tuple[list[int], list[float]]] = {}
@@ -438,11 +444,13 @@ class VLLMModel(MuranoModel):
         self, residuals: Float[Tensor, "*row d_model"], *, raw: bool = False, detach: bool = True
     ) -> Float[Tensor, "*row vocab"]:
         self._check_residuals(residuals)
-        if raw or not detach:
-            what, why = ("raw=True", "compute_logits scales and caps in the same call") if raw else ("detach=False", "an engine keeps no graph")
-            raise InputError(
-                f"{what} can't be had inside vLLM: {why}. Use the eager backend: {self._eager()}.decode(residuals, {what})."
-            )
+        reasons = {"raw=True": "compute_logits scales and caps in one call", "detach=False": "an engine keeps no graph"}
+        for option, asked in (("raw=True", raw), ("detach=False", not detach)):
+            if asked:
+                raise InputError(
+                    f"{option} can't be had inside vLLM: {reasons[option]}. Use the eager backend: "
+                    f"{self._eager()}.decode(residuals, {option})."
+                )
         logits = self._feed(residuals, keep="logits")["logits"]
         return logits.reshape(*residuals.shape[:-1], -1).to(self.dtype)
 
@@ -481,14 +489,16 @@ class VLLMModel(MuranoModel):
         return f"MuranoModel({'' if self.source is None else repr(str(self.source))})"
 
     def _elsewhere(self, what: str) -> NoReturn:
-        raise InputError(f"{what} needs the weights in this process, and here they are in vLLM's workers. Use {self._eager()}.")
+        raise InputError(
+            f"{what} needs the weights in this process, and here they are in vLLM's workers. Use {self._eager()}."
+        )
 
     @property
-    def hf_model(self) -> Any:  # type: ignore[override]
+    def hf_model(self) -> Any:
         self._elsewhere("hf_model")
 
     @property
-    def anatomy(self) -> Any:  # type: ignore[override]
+    def anatomy(self) -> Any:
         self._elsewhere("anatomy")
 
     @property
@@ -496,7 +506,7 @@ class VLLMModel(MuranoModel):
         self._elsewhere("tail")
 
     @property
-    def nnterp(self) -> Any:  # type: ignore[override]
+    def nnterp(self) -> Any:
         self._elsewhere("nnterp")
 
     def __repr__(self) -> str:

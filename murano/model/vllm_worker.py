@@ -23,27 +23,32 @@ from murano.model.proof import difference, rounding
 PREFIX = "murano-"
 
 
-def holdings(output: Any) -> dict[str, Tensor]:
+def _flat(tensor: Tensor) -> Float[Tensor, "row d_model"]:
+    """A row for each token: vLLM runs transformers' own code, where it has none of a family, with one prompt of all tokens."""
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+def holdings(output: Any) -> dict[str, Float[Tensor, "row d_model"]]:
     """Every way in which what a layer returns may hold the stream, by name.
 
     vLLM's layers return ``(hidden, residual)`` to be summed, a pair whose first already holds the sum, or one tensor.
     """
     if isinstance(output, Tensor):
-        return {"tensor": output}
+        return {"tensor": _flat(output)}
     if not isinstance(output, (tuple, list)) or not output or not isinstance(output[0], Tensor):
         return {}
     first, second = output[0], output[1] if len(output) > 1 else None
-    both = isinstance(second, Tensor) and second.shape == first.shape
-    return {"first": first, **({"sum": first + second} if both else {})}
+    if not isinstance(second, Tensor) or second.shape != first.shape:
+        return {"first": _flat(first)}
+    return {"first": _flat(first), "sum": _flat(first + second)}
 
 
 def stream_rows(output: Any, holding: str, rows: Int[Tensor, " row"]) -> Float[Tensor, "row d_model"]:
     """Some rows of the stream, copied: the engine goes on to write into what a layer returned."""
     if holding == "tensor":
-        return output[rows]  # type: ignore[no-any-return]
-    if holding == "first":
-        return output[0][rows]  # type: ignore[no-any-return]
-    return output[0][rows] + output[1][rows]  # type: ignore[no-any-return]
+        return _flat(output)[rows]
+    first = _flat(output[0])[rows]
+    return first + _flat(output[1])[rows] if holding == "sum" else first
 
 
 def with_added(output: Any, vector: Tensor) -> Any:
@@ -85,7 +90,11 @@ class EngineTail:
     weight = None
 
     def __init__(
-        self, chain: Sequence[nn.Module], compute_logits: Callable[[Tensor], Tensor | None], vocab_size: int, like: Tensor
+        self,
+        chain: Sequence[nn.Module],
+        compute_logits: Callable[[Tensor], Tensor | None],
+        vocab_size: int,
+        like: Tensor,
     ) -> None:
         self.chain, self.compute_logits, self.vocab_size, self.like = tuple(chain), compute_logits, vocab_size, like
 
@@ -152,7 +161,7 @@ class EngineModel:
         self.tail: EngineTail | None = None
         self.steps: list[Step] = []
         self.added: dict[int, Tensor] = {}
-        self.own: Callable[[Tensor], Tensor | None] = self.model.compute_logits  # type: ignore[assignment]
+        self.own: Callable[[Tensor], Tensor | None] = self.model.compute_logits
         self._hooks: list[Any] = []
         self._batch: Any = None
         if not hasattr(runner, "input_batch"):
@@ -166,7 +175,7 @@ class EngineModel:
     # What the scheduler put into a step
 
     def _keep_batches(self) -> None:
-        """vLLM's second model runner hands its batch on as an argument: it is kept as it is made."""
+        """The second of vLLM's model runners hands its batch on as an argument: it is kept as it is made."""
         prepare = self.runner.prepare_inputs
 
         def keep(*args: Any, **kwargs: Any) -> Any:
@@ -246,7 +255,10 @@ class EngineModel:
         facts: dict[str, Any] = {"class": name, "n_layers": self.n_layers, "layers": self.layers_name}
         if not self.steps or any(step.order != list(range(self.n_layers)) for step in self.steps):
             seen = self.steps[0].order if self.steps else []
-            return {**facts, "problem": f"its {self.n_layers} layers ({self.layers_name}) do not run one after another: {seen}"}
+            return {
+                **facts,
+                "problem": f"its {self.n_layers} layers ({self.layers_name}) do not run one after another: {seen}",
+            }
         kinds = {kind for step in self.steps for kind in step.kinds}
         if len(kinds) != 1 or not (ways := kinds.pop()):
             return {**facts, "problem": f"its layers do not all return the stream in one form: {sorted(kinds)}"}
@@ -329,7 +341,7 @@ class EngineModel:
                     for v in (*args, *kwargs.values())
                     if isinstance(v, Tensor) and v.is_floating_point() and v.shape[-1] == self.like.shape[-1]
                 )
-                taken.update({a: stream[now["rows"]] for a in entering})
+                taken.update({a: _flat(stream)[now["rows"]] for a in entering})
 
         def leave(index: int) -> Callable[..., Any]:
             def hook(module: nn.Module, args: Any, output: Any) -> Any:
