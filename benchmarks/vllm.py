@@ -26,7 +26,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="of each prompt")
     parser.add_argument("--new-tokens", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--engine", type=json.loads, default={}, help='engine arguments as JSON: {"tensor_parallel_size": 8}')
+    parser.add_argument(
+        "--engine", type=json.loads, default={}, help='engine arguments as JSON: {"tensor_parallel_size": 8}'
+    )
     given = parser.parse_args()
     model: Any = MuranoModel(given.model, backend="vllm", **given.engine)
     prompts = token_prompts(model.tokenizer, given.prompts, given.tokens)

@@ -340,13 +340,13 @@ def _warn(notes: Sequence[str]) -> None:
 
 def describe(model: MuranoModel) -> dict[str, Any]:
     """What an artifact says about the model it was read from."""
-    packages = ("murano-interp", "torch", "transformers", "tokenizers", "numpy")
+    packages = ("murano-interp", "torch", "transformers", "tokenizers", "numpy", *model.packages)
     return {
         "model_id": model.model_id,
         "revision": model.revision,
         "class": model.model_class,
         "dtype": str(model.dtype).removeprefix("torch."),
-        "device": str(model.device),
+        "device": model.place,
         "n_layers": model.n_layers,
         "n_heads": model.n_heads,
         "d_model": model.d_model,

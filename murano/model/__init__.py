@@ -67,6 +67,8 @@ class MuranoModel:
     """
 
     backend = "eager"
+    #: Packages that what is read depends on, beside those that every artifact names.
+    packages: tuple[str, ...] = ()
 
     def __new__(cls, source: Any = None, *, backend: str = "eager", **options: Any) -> MuranoModel:
         if backend == "vllm" and cls is MuranoModel:
@@ -253,6 +255,11 @@ class MuranoModel:
     def device(self) -> torch.device:
         """Where the model takes its tokens."""
         return embedding_device(self.hf_model)
+
+    @property
+    def place(self) -> str:
+        """Where the weights are, in words."""
+        return str(self.device)
 
     @property
     def stream_dtype(self) -> torch.dtype:

