@@ -171,11 +171,12 @@ def test_eight_prompts_of_sixteen_new_tokens_in_one_batch(model: Any, eager: Mur
     ranks = found.tables.token_ranks[..., 0].unflatten(1, (8, 16))
     assert bool((ranks[-1] == 0).all())
     # Three prompts at a time, since no more rows may wait: nothing changes.
+    room = 3 * 2 * 16 * model.d_model * 4
     few = read_generation(
-        model, encoded, every, max_new_tokens=16, max_chunk_bytes=MAX_CHUNK_BYTES, max_held_bytes=3 * 31 * 16 * 576 * 4
+        model, encoded, every[-1:], max_new_tokens=16, max_chunk_bytes=MAX_CHUNK_BYTES, max_held_bytes=room
     )
     assert few.tokens == found.tokens
-    assert torch.equal(few.tables.top_ids, found.tables.top_ids)
+    assert torch.equal(few.tables.top_ids[0], found.tables.top_ids[-1])
 
 
 def test_both_backends_write_the_same(model: Any, eager: MuranoModel) -> None:
