@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,7 +142,7 @@ def read_generation(
     top_k: int = 5,
     max_chunk_bytes: int,
     max_held_bytes: int,
-    ends: Sequence[int] = (),
+    each: Sequence[Mapping[str, Any]] = (),
     **sampling: Any,
 ) -> Written:
     """Let the engine continue prompts, and read the row that each new token is predicted from.
@@ -155,8 +155,8 @@ def read_generation(
         top_k: how many tokens of each distribution are kept.
         max_chunk_bytes: room for logits, in a worker.
         max_held_bytes: room in a worker for rows, which wait until it is known what was written; says how many prompts run together.
-        ends: tokens after which a prompt is not continued.
-        sampling: of vLLM's ``SamplingParams``: ``temperature``, ``top_p``, ``seed``.
+        each: settings of each prompt, of those below.
+        sampling: of vLLM's ``SamplingParams``: ``stop_token_ids``, ``temperature``, ``top_p``, ``seed``.
     """
     steps, n_layers = max_new_tokens, len(addresses) + 1
     tables = Tables.empty(len(addresses), len(encoded) * steps, top_k, 1)
@@ -167,7 +167,8 @@ def read_generation(
         group = encoded[start : start + at_once]
         cells, n_cells = number_cells([range(len(ids) - 1, len(ids) - 1 + steps) for ids in group])
         with model.asking(addresses, n_cells, cells, top_k=top_k, max_chunk_bytes=max_chunk_bytes, late_tokens=1):
-            done = model.run(dict(enumerate(group)), max_tokens=steps, stop=ends, **sampling)
+            own_settings = dict(enumerate(each[start : start + at_once]))
+            done = model.run(dict(enumerate(group)), max_tokens=steps, each=own_settings, **sampling)
             written = [done[i][0] for i in range(len(group))]
             ids = torch.tensor([[*ids, *[0] * (steps - len(ids))] for ids in written])
             found = model.answer(ids.view(-1, 1))

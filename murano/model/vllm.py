@@ -198,15 +198,20 @@ class VLLMModel(MuranoModel):
         return found
 
     def run(
-        self, encoded: Mapping[int, Sequence[int]], *, max_tokens: int = 1, stop: Sequence[int] = (), **sampling: Any
+        self,
+        encoded: Mapping[int, Sequence[int]],
+        *,
+        max_tokens: int = 1,
+        each: Mapping[int, Mapping[str, Any]] | None = None,
+        **sampling: Any,
     ) -> dict[int, tuple[list[int], list[float]]]:
         """Run prompts through the engine, which takes the most probable token unless told otherwise.
 
         Args:
             encoded: the tokens of each request.
             max_tokens: how many are generated: the engine always makes one.
-            stop: tokens after which a prompt is not continued.
-            sampling: of vLLM's ``SamplingParams``.
+            each: what is only for one request, of the same settings.
+            sampling: of vLLM's ``SamplingParams``: ``stop_token_ids``, ``temperature``, ``top_p``, ``seed``, …
 
         Returns:
             For each request the tokens that were written, and the engine's own log-probability of each.
@@ -215,11 +220,18 @@ class VLLMModel(MuranoModel):
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
 
-        settings = {"temperature": 0.0, "logprobs": 0 if max_tokens > 1 else None, **sampling}
-        params = SamplingParams(
-            max_tokens=max_tokens, stop_token_ids=list(stop), ignore_eos=True, detokenize=False, **settings
-        )
-        names = [engine.add_request(f"{PREFIX}{i}", tokens_input(list(ids)), params) for i, ids in encoded.items()]
+        common = {
+            "temperature": 0.0,
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "detokenize": False,
+            "logprobs": 0 if max_tokens > 1 else None,
+            **sampling,
+        }
+        names = []
+        for index, ids in encoded.items():
+            params = SamplingParams(**{**common, **(each or {}).get(index, {})})
+            names.append(engine.add_request(f"{PREFIX}{index}", tokens_input(list(ids)), params))
         done: dict[int, tuple[list[int], list[float]]] = {}
         try:
             while engine.has_unfinished_requests():
@@ -495,7 +507,7 @@ class VLLMModel(MuranoModel):
             self.call("murano_add", pack({}))
 
     def _write(self, encoded: Sequence[Sequence[int]], max_new_tokens: int, ends: Sequence[int]) -> list[list[int]]:
-        written = self.run(dict(enumerate(encoded)), max_tokens=max_new_tokens, stop=ends)
+        written = self.run(dict(enumerate(encoded)), max_tokens=max_new_tokens, stop_token_ids=list(ends))
         return [written[i][0] for i in range(len(encoded))]
 
     # What needs the weights in this process
