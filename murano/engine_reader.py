@@ -178,6 +178,7 @@ def read_generation(
         for name, values in found.items():
             if name != "divergences":
                 getattr(tables, name)[:, start * steps + there] = values[:, there]
+        tables.odd |= model.odd
         tokens += written
         own += [done[i][1] for i in range(len(group))]
     return Written(tables, tokens, own)

@@ -276,6 +276,11 @@ class MuranoModel:
         """The class of the model's code."""
         return type(self.hf_model).__name__
 
+    @property
+    def generation_config(self) -> Any:
+        """What the checkpoint says about writing with it; ``None`` where it says nothing."""
+        return getattr(self.hf_model, "generation_config", None)
+
     # Tokens
 
     def encode(self, prompt: str | Prompt) -> list[int]:
@@ -439,7 +444,7 @@ class MuranoModel:
                 f"A prompt of {longest} tokens and max_new_tokens={max_new_tokens} do not fit into the context of {self.context}."
             )
         with self.steered(add) if add else contextlib.nullcontext():
-            ids = self._write(encoded, max_new_tokens, end_ids(self.config, self.tokenizer))
+            ids = self._write(encoded, max_new_tokens, end_ids(self.generation_config, self.config, self.tokenizer))
         return Continuation(ids, [self.tokenizer.decode(i, skip_special_tokens=True) for i in ids])
 
     @torch.no_grad()

@@ -92,8 +92,10 @@ def added(anatomy: Anatomy, vectors: Mapping[int, Float[Tensor, " d_model"]]) ->
             hook.remove()
 
 
-def end_ids(config: Any, tokenizer: Any) -> list[int]:
+def end_ids(generation_config: Any, config: Any, tokenizer: Any) -> list[int]:
     """The tokens after which a text is over."""
-    given = getattr(text_config(config), "eos_token_id", None)
-    ids = {*(given if isinstance(given, (list, tuple)) else [given]), getattr(tokenizer, "eos_token_id", None)}
-    return sorted(i for i in ids if i is not None)
+    found: set[int] = set()
+    for holder in (generation_config, text_config(config), tokenizer):
+        given = getattr(holder, "eos_token_id", None)
+        found.update(given if isinstance(given, (list, tuple)) else [] if given is None else [given])
+    return sorted(found)

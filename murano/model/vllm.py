@@ -354,6 +354,16 @@ class VLLMModel(MuranoModel):
             return super().context
         return int(self.engine.model_config.max_model_len) - 1  # the engine generates one token whatever it is asked
 
+    @functools.cached_property
+    def generation_config(self) -> Any:
+        from transformers import GenerationConfig
+
+        assert self._source is not None
+        try:
+            return GenerationConfig.from_pretrained(self._source.location, **self._source.options)
+        except OSError:  # many checkpoints have none
+            return None
+
     def check_layers(self, addresses: Any) -> None:
         addresses = list(addresses)
         for address in addresses:
