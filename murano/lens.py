@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 from murano.answers import Answers, Question, answer_notes, read_sequences, sequences
 from murano.artifacts.checkpoint import Checkpoint
 from murano.artifacts.logit_lens import LogitLensResult
+from murano.engine_reader import reader_of
 from murano.errors import InputError, nearest
 from murano.model import MuranoModel, batching
 from murano.model.targets import MODES, answers_of
@@ -115,7 +116,7 @@ def logit_lens(
     question = Question.of(answers, encoded, cells, wanted_stats, top_k, model.vocab_size, target_mode)
     tables = question.tables(len(addresses), n_cells)
     if keep == "residuals":
-        tables.residuals = _whole(len(addresses), n_cells, model.d_model, dtype=model.anatomy.stream_dtype)
+        tables.residuals = _whole(len(addresses), n_cells, model.d_model, dtype=model.stream_dtype)
     if keep == "logits":
         _check_room(len(addresses), n_cells, model.vocab_size)
         tables.logits = _whole(len(addresses), n_cells, model.vocab_size, dtype=torch.float32)
@@ -126,7 +127,7 @@ def logit_lens(
             f"apart=True reads each layer alone, and {question.divergences[0]!r} compares it with the last."
         )
     if question.divergences:
-        held = len(addresses) * model.d_model * model.anatomy.stream_dtype.itemsize
+        held = len(addresses) * model.d_model * model.stream_dtype.itemsize
         max_batch_tokens = min(max_batch_tokens, max(1, MAX_HELD_BYTES // held))
     request = [
         *[list(map(str, addresses)), encoded, str(positions), top_k, keep, max_chunk_bytes, max_batch_tokens, product],
@@ -144,7 +145,9 @@ def logit_lens(
     )
     shape = (len(addresses), *cells.input_ids.shape)
     if target_mode == "sequence" and (whole := sequences(encoded, answers, left_out)):
-        again = partial(Reader, model, addresses, max_chunk_bytes=max_chunk_bytes, product=product, apart=apart)
+        again = partial(
+            reader_of(model), model, addresses, max_chunk_bytes=max_chunk_bytes, product=product, apart=apart
+        )
         read_sequences(again, partial(read_all, max_batch_tokens=max_batch_tokens), whole, tables, shape)
     notes = [*left_out.values(), *tables.odd.values(), *answer_notes(answers, target_mode)]
     _warn([*tables.odd.values(), *answer_notes(answers, target_mode)])
@@ -199,7 +202,7 @@ def reread(
         raise InputError('No residuals were kept. Read with LogitLens(model, keep="residuals") first.')
     check_top_k(top_k if top_k is not None else 1, model.vocab_size)
     then, now = lens.model.get("weights"), model.weights
-    if model.d_model != lens.residuals.shape[-1] or (then is not None and then != now):
+    if model.d_model != lens.residuals.shape[-1] or (bool(then) and bool(now) and then != now):
         raise InputError(
             f"{model.model_id} is not the model that was read, {lens.model.get('model_id')}: "
             f"{'its weights differ' if model.d_model == lens.residuals.shape[-1] else 'its residual stream has another width'}."
@@ -326,7 +329,7 @@ def _encode(
         wrong: str | None = None
         try:
             ids = batching.encode(prompt, model.tokenizer)
-            wrong = batching.check_ids(ids, rows=model.anatomy.embedding_rows, context=model.context)
+            wrong = batching.check_ids(ids, rows=model.embedding_rows, context=model.context)
             of = answers_of(prompt, ids, model.tokenizer, model.vocab_size, target_mode)
         except InputError as error:
             wrong = wrong or f"can't be read ({error})"
@@ -366,13 +369,13 @@ def _warn(notes: Sequence[str]) -> None:
 
 def describe(model: MuranoModel) -> dict[str, Any]:
     """What an artifact says about the model it was read from."""
-    packages = ("murano-interp", "torch", "transformers", "tokenizers", "numpy")
+    packages = ("murano-interp", "torch", "transformers", "tokenizers", "numpy", *model.packages)
     return {
         "model_id": model.model_id,
         "revision": model.revision,
-        "class": type(model.hf_model).__name__,
+        "class": model.model_class,
         "dtype": str(model.dtype).removeprefix("torch."),
-        "device": str(model.device),
+        "device": model.place,
         "n_layers": model.n_layers,
         "n_heads": model.n_heads,
         "d_model": model.d_model,

@@ -181,12 +181,14 @@ class Reader:
         """Reduce rows that a forward has handed out; what does not fill a chunk waits for more.
 
         Args:
-            rows: of each source, one row for each cell.
+            rows: of each source, one row for each cell; of the last layer too where divergences from it are read.
             cell: where they go.
         """
         for address, of_layer in rows.items():
             self._take(address, of_layer, cell)
         self.flush(whole_chunks=True)
+        if self.divergences:
+            self._compare(rows[self.last], cell)
 
     def read_residuals(self, rows: Float[Tensor, "layer cell d_model"], there: Bool[Tensor, " cell"]) -> None:
         """Reduce residuals that were kept, without a forward.

