@@ -108,9 +108,9 @@ def test_targets_statistics_and_positions(model: Any, eager: MuranoModel) -> Non
     for name in ("target_log_probs", "foil_log_probs"):
         torch.testing.assert_close(getattr(found, name)[:, there], getattr(expected, name)[:, there], rtol=0, atol=1e-3)
     assert torch.equal(found.target_ranks, expected.target_ranks)
-    twice = logit_lens(model, PROMPTS[:3], positions=[-1, 0, -1], layers=[-1])
+    twice = logit_lens(model, PROMPTS[:1], positions=[-1, 0, 4], layers=[-1])
     assert torch.equal(twice.top_probs[:, :, 0], twice.top_probs[:, :, 2])
-    assert_same(twice, logit_lens(eager, PROMPTS[:3], positions=[-1, 0, -1], layers=[-1]))
+    assert_same(twice, logit_lens(eager, PROMPTS[:1], positions=[-1, 0, 4], layers=[-1]))
 
 
 def test_whole_answers(model: Any, eager: MuranoModel) -> None:
