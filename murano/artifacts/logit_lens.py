@@ -268,6 +268,12 @@ class LogitLensResult:
 
         return lens_frame(self)
 
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows: the last tokens of the first prompt; nothing but the ``repr`` where that is empty."""
+        from murano.plotting.table import html_table  # here: artifacts know no figures until one is shown
+
+        return html_table(self) if self.top_ids.numel() else None
+
     def __repr__(self) -> str:
         layers, prompts, positions = self.max_probs.shape
         first, last = (self.addresses[0], self.addresses[-1]) if self.addresses else ("", "")
