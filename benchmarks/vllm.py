@@ -43,30 +43,33 @@ def main() -> None:
         options = {"max_chunk_bytes": MAX_CHUNK_BYTES, "max_held_bytes": MAX_HELD_BYTES}
         return read_generation(model, prompts, every, max_new_tokens=given.new_tokens, **options)
 
-    base = timed(lambda: plain(1), given.rounds)
     print(f"\n{given.prompts} prompts × {given.tokens} tokens, {model.n_layers} layers")
-    print(f"the engine alone                    {base:8.2f} s   {positions / base:10.0f} positions/s")
+    report("the engine alone", timed(lambda: plain(1), given.rounds), positions, "positions")
     for name, options in (("all layers, all positions", {}), ("all layers, last position", {"positions": "last"})):
         took = timed(lambda options=options: logit_lens(model, prompts, **options), given.rounds)
         cells = positions if not options else given.prompts
-        home = model.bytes_received / cells  # of the last batch, which holds all prompts unless they are many
-        print(f"{name:<35} {took:8.2f} s   {cells / took:10.0f} positions/s, {home:.0f} bytes for each")
-    base, took = timed(lambda: plain(given.new_tokens), given.rounds), timed(follow, given.rounds)
+        # Of the last batch, which holds all prompts unless they are many.
+        report(name, took, positions, f"positions, {model.bytes_received / cells:.0f} bytes home for each that is read")
     print(f"\n{given.prompts} prompts × {given.new_tokens} new tokens")
-    print(f"the engine alone                    {base:8.2f} s   {steps / base:10.0f} tokens/s")
-    print(f"every layer at every new token      {took:8.2f} s   {steps / took:10.0f} tokens/s")
+    report("the engine alone", timed(lambda: plain(given.new_tokens), given.rounds), steps, "tokens")
+    report("every layer at every new token", timed(follow, given.rounds), steps, "tokens")
     model.close()
 
 
-def timed(work: Callable[[], Any], rounds: int) -> float:
-    """The median of some rounds, after one that warms up."""
+def report(name: str, took: tuple[float, float], count: int, what: str) -> None:
+    print(f"{name:<32} {took[0]:8.2f} s {took[1]:8.2f} CPU s {count / took[0]:8.0f}/s {what}", flush=True)
+
+
+def timed(work: Callable[[], Any], rounds: int) -> tuple[float, float]:
+    """The medians of wall time and of this process's CPU time of some rounds, after one that warms up."""
     work()
-    times = []
+    wall, cpu = [], []
     for _ in range(rounds):
-        start = time.perf_counter()
+        start, started = time.perf_counter(), time.process_time()
         work()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+        wall.append(time.perf_counter() - start)
+        cpu.append(time.process_time() - started)
+    return statistics.median(wall), statistics.median(cpu)
 
 
 if __name__ == "__main__":

@@ -25,12 +25,20 @@ HOLDS = {
     "llama": "hidden + residual",
     "gemma2": "hidden + residual",
     "qwen2": "hidden + residual",
+    "qwen3": "hidden + residual",
+    "mistral": "hidden + residual",
+    "mixtral": "hidden + residual",
+    "gemma3_text": "hidden + residual",
     "cohere": "the first of two",
     "stablelm": "the first of two",
     "gpt2": "one tensor",
     "opt": "one tensor",
     "granite": "one tensor",
+    "bloom": "one tensor",
+    # vLLM runs transformers' own code of these.
     "phi": "one tensor",
+    "olmo2": "one tensor",
+    "gpt_neox": "one tensor",
 }
 
 
@@ -45,11 +53,11 @@ def eager(folder: Path) -> MuranoModel:
     return MuranoModel(model.eval(), tokenizer=tiny_tokenizer())
 
 
-def assert_equal(found: Any, expected: Any) -> None:
+def assert_equal(found: Any, expected: Any, close: float = 1e-5) -> None:
     there = expected.attention_mask
     assert torch.equal(found.top_ids[:, there], expected.top_ids[:, there])
-    torch.testing.assert_close(found.top_probs[:, there], expected.top_probs[:, there], rtol=0, atol=1e-5)
-    torch.testing.assert_close(found.entropy[:, there], expected.entropy[:, there], rtol=0, atol=1e-4)
+    torch.testing.assert_close(found.top_probs[:, there], expected.top_probs[:, there], rtol=0, atol=close)
+    torch.testing.assert_close(found.entropy[:, there], expected.entropy[:, there], rtol=0, atol=10 * close)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +86,9 @@ def test_families_are_as_on_the_eager_backend(
     proof = model.check_readout()
     assert proof.exact
     assert f"({HOLDS[family]})" in proof.steps
-    assert_equal(logit_lens(model, prompts(), layers=["embeddings", "all"]), expected)
+    # The attention of bloom, which adds its positions to the scores, rounds otherwise.
+    close = 1e-4 if family == "bloom" else 1e-5
+    assert_equal(logit_lens(model, prompts(), layers=["embeddings", "all"]), expected, close)
     assert model.generate(prompts(), **options).ids == written
 
 
