@@ -20,13 +20,15 @@ from tqdm.auto import tqdm
 from murano.address import Address
 from murano.artifacts.generation_lens import GenerationLensResult
 from murano.artifacts.words import NO_TOKEN
+from murano.engine_reader import read_generation, reader_of
 from murano.errors import InputError, ReadoutError
-from murano.lens import MAX_BATCH_TOKENS, MAX_CHUNK_BYTES, LensInterrupted, describe, logit_lens
+from murano.lens import MAX_BATCH_TOKENS, MAX_CHUNK_BYTES, MAX_HELD_BYTES, LensInterrupted, describe, logit_lens
 from murano.model import MuranoModel
 from murano.model.ends import end_tokens
 from murano.model.proof import rounding
 from murano.model.sampling import Sampler, Sampling
 from murano.model.stepping import Stepper
+from murano.model.vllm import VLLMModel
 from murano.prompts import PromptBatch, as_prompts
 from murano.reader import Reader, Tables
 from murano.readout.request import check_top_k, parse_layers
@@ -90,11 +92,12 @@ def follow_generation(
     # The last layer is always read: it is what shows that the readout is the model's own.
     last = Address(model.n_layers - 1)
     read = addresses if last in addresses else (*addresses, last)
-    run = _Run(model, sampling, asked, encoded, read, top_k, max_chunk_bytes, product)
+    kind = _EngineRun if isinstance(model, VLLMModel) else _Run
+    run = kind(model, sampling, asked, encoded, read, top_k, max_chunk_bytes, product)
     total = len(encoded) * max_new_tokens
     with tqdm(total=total, unit="token", desc="generation", delay=2.0, leave=False) as progress:
         try:
-            for group in _groups(encoded, max_new_tokens, max_batch_tokens):
+            for group in run.groups(max_batch_tokens):
                 run.write(group, progress)
         except KeyboardInterrupt:
             done = sum(reason is not None for reason in run.finished)
@@ -158,7 +161,12 @@ class _Run:
         self.own = torch.full((n_cells,), torch.nan)
         self.limit = 0.0
         self.tables = Tables.empty(len(read), n_cells, top_k, 1)
-        self.reader = Reader(model, read, self.tables, max_chunk_bytes, product, self.tokens)
+        self.read, self.max_chunk_bytes = read, max_chunk_bytes
+        self.reader: Reader = reader_of(model)(model, read, self.tables, max_chunk_bytes, product, self.tokens)
+
+    def groups(self, max_tokens: int) -> Iterator[list[int]]:
+        """Prompts that are continued together."""
+        return _groups(self.encoded, self.width, max_tokens)
 
     def write(self, group: Sequence[int], progress: Any) -> None:
         """Continue prompts of one length until each has ended."""
@@ -251,6 +259,43 @@ class _Run:
         }
 
 
+class _EngineRun(_Run):
+    """The same inside vLLM, which batches and samples by itself."""
+
+    def groups(self, max_tokens: int) -> Iterator[list[int]]:
+        yield list(range(len(self.encoded)))
+
+    def write(self, group: Sequence[int], progress: Any) -> None:
+        assert isinstance(self.model, VLLMModel)
+        sampling, seed = self.sampling, self.sampler.seed
+        each = [{"stop_token_ids": sorted(self.ends[i]), **({} if seed is None else {"seed": seed + i})} for i in group]
+        found = read_generation(
+            self.model,
+            [self.encoded[i] for i in group],
+            self.read,
+            max_new_tokens=self.width,
+            top_k=self.tables.top_ids.shape[-1],
+            max_chunk_bytes=self.max_chunk_bytes,
+            max_held_bytes=MAX_HELD_BYTES,
+            each=each,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+        )
+        self.limit = self.model.facts["limit"]
+        for i, tokens, own in zip(group, found.tokens, found.own_log_probs, strict=True):
+            for token in tokens:
+                if self.finished[i] is None:  # a text that ends it is only looked for here
+                    self.written[i].append(token)
+                    self.finished[i] = self._ended(i)
+            cells = torch.arange(len(self.written[i])) + i * self.width
+            self.tokens[cells, 0] = torch.tensor(self.written[i])
+            self.own[cells] = torch.tensor(own[: len(cells)])
+            for name in ("top_ids", "top_probs", "entropy", "log_normalizer", "token_log_probs", "token_ranks"):
+                getattr(self.tables, name)[:, cells] = getattr(found.tables, name)[:, cells]
+            progress.update(len(cells))
+        self.tables.odd |= found.tables.odd
+
+
 def _groups(encoded: Sequence[Sequence[int]], new: int, max_tokens: int) -> Iterator[list[int]]:
     """Prompts of one length, as many together as may grow to ``max_tokens``."""
 
@@ -283,7 +328,7 @@ def _cache_notes(model: MuranoModel) -> list[str]:
 
 
 def _settings_notes(model: MuranoModel) -> list[str]:
-    config = getattr(model.hf_model, "generation_config", None)
+    config = model.generation_config
     asked = {name: getattr(config, name, None) for name in _NOT_DONE}
     wanted = [f"{name}={value!r}" for name, value in asked.items() if value not in (None, _NOT_DONE[name])]
     if not wanted:

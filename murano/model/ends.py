@@ -20,8 +20,7 @@ def end_tokens(model: MuranoModel, *, chat: bool) -> frozenset[int]:
         model: the model.
         chat: whether it answers in a chat.
     """
-    module: Any = model.hf_model
-    configs = (getattr(module, "generation_config", None), text_config(model.config), model.config)
+    configs = (model.generation_config, text_config(model.config), model.config)
     given: Any = next((ids for config in configs if (ids := getattr(config, "eos_token_id", None)) is not None), [])
     ends = {int(i) for i in (given if isinstance(given, (list, tuple)) else [given])}
     turn = end_of_turn(model.tokenizer) if chat else None

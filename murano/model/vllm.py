@@ -26,6 +26,7 @@ from murano.model.anatomy import BATCH, POSITIONS, draw_ids, text_config
 from murano.model.captured import Captured
 from murano.model.proof import ReadoutProof
 from murano.model.steering import check_vectors
+from murano.model.stepping import CacheProof
 from murano.model.vllm_worker import PREFIX
 from murano.model.wire import pack, unpack
 from murano.readout.request import check_top_k
@@ -448,6 +449,11 @@ class VLLMModel(MuranoModel):
             )
         self.odd = {Address.parse(a): note for a, note in about["odd"].items()}
         return {name: t.movedim(0, -1) if name == "divergences" else t.transpose(0, 1) for name, t in found.items()}
+
+    @property
+    def cache(self) -> CacheProof:
+        """The engine's own."""
+        return CacheProof("vLLM")
 
     @property
     def weights(self) -> str:

@@ -225,7 +225,9 @@ def test_statistics_are_switched(show: Open) -> None:
     low = float(entropy.min()) if entropy.min() >= 0.5 * entropy.max() else 0.0
     torch.testing.assert_close(chosen("entropy (nats)"), (entropy - low) / (entropy.max() - low), **close)
     torch.testing.assert_close(chosen("target gap"), gap[:, 0] / gap.abs().max(), **close)
-    torch.testing.assert_close(chosen("rank of the target (1 = first)"), 1 - 0.9 * rank[:, 0].log() / rank.max().log(), **close)
+    torch.testing.assert_close(
+        chosen("rank of the target (1 = first)"), 1 - 0.9 * rank[:, 0].log() / rank.max().log(), **close
+    )
     final = lens.predicted_tokens[-1, 0].tolist()
     kept = torch.tensor([ranks(lens, token, 0, column) for column, token in enumerate(final)]).T
     shown = chosen("rank of the final prediction")
