@@ -65,7 +65,6 @@ def explain(args: argparse.Namespace) -> int:
     document = _load(args.document)
     if document is None:
         return 2
-    _quiet_bars()
     print(document.plan())
     return 0
 
@@ -75,7 +74,6 @@ def run(args: argparse.Namespace) -> int:
     document = _load(args.document)
     if document is None:
         return 2
-    _quiet_bars()
     done = document.run(args.out, force=args.force)
     names = ["document.json", "run.json", *(n for p in done.info["points"].values() for n in p["files"])]
     for name in dict.fromkeys(names):
@@ -93,12 +91,6 @@ def _load(name: str) -> Document | None:
     except documents.DocumentError as error:
         print(f"murano: error: {error}", file=sys.stderr)
         return None
-
-
-def _quiet_bars() -> None:
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()  # of weights that are on this machine already; a download still shows its own
 
 
 def _size(document: Document) -> str:
