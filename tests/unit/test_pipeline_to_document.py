@@ -92,7 +92,10 @@ def test_what_it_says(model: MuranoModel) -> None:
             lambda m: [PROMPTS, LogitLens(m, positions="last", on_error="skip"), Match()],
             r"no place for LogitLens\(on_error=",
         ),
-        (lambda m: [PROMPTS, LogitLens(m, positions=[-2, -1]), Match(position=5)], "is of position 5, which is not read"),
+        (
+            lambda m: [PROMPTS, LogitLens(m, positions=[-2, -1]), Match(position=5)],
+            "is of position 5, which is not read",
+        ),
         (lambda m: [LoadPrompts(["Paris"]), LogitLens(m, positions="last"), Match()], "has no field 'target'"),
         (
             lambda m: [PROMPTS, LogitLens(MuranoModel(m.hf_model, tokenizer=m.tokenizer), positions="last"), Match()],
