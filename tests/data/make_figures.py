@@ -15,13 +15,21 @@ from matplotlib.axes import Axes
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.lenses import make_lens
+from support.lenses import make_generation, make_lens
+from support.tiny_models import tiny_model
+from support.tiny_tokenizer import tiny_tokenizer
 
 from murano.address import Address
+from murano.artifacts.logit_attribution import LogitAttributionResult
 from murano.artifacts.logit_lens import LogitLensResult
 from murano.artifacts.metric_table import MetricTable
+from murano.attribution import logit_attribution
+from murano.model import MuranoModel
+from murano.plotting.attribution import waterfall
+from murano.plotting.attribution_grid import attribution_grid
 from murano.plotting.difference import difference_grid
 from murano.plotting.files import figure_bytes
+from murano.plotting.generation import agreement_curve, generation_grid
 from murano.plotting.lens import lens_grid
 from murano.plotting.metrics import decided_curves, metric_curves
 from murano.plotting.overview import overview_grid
@@ -34,6 +42,11 @@ DPI = 72
 
 def _lens(seed: int = 0, **options: int) -> LogitLensResult:
     return make_lens(layers=8, seed=seed, **options)
+
+
+def _attribution(by: str = "component") -> LogitAttributionResult:
+    model = MuranoModel(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    return logit_attribution(model, ["The capital of France is"], targets=["Paris"], foils=["London"], by=by)
 
 
 def _prompts(n: int) -> PromptBatch:
@@ -63,6 +76,10 @@ FIGURES: dict[str, Callable[[], Axes]] = {
         bare=True
     ),
     "trajectories": lambda: trajectory_curves(_lens(positions=8, k=4)).draw(bare=True),
+    "generation": lambda: generation_grid(make_generation()).draw(bare=True),
+    "agreement": lambda: agreement_curve(make_generation(prompts=5)).draw(bare=True),
+    "attribution": lambda: waterfall(_attribution(), 0).draw(bare=True),
+    "attribution_grid": lambda: attribution_grid(_attribution(by="head")).draw(bare=True),
     "overview": lambda: overview_grid(_lens(positions=3, prompts=12)).draw(bare=True),
     "metric": lambda: metric_curves(_table(), by="kind").draw(bare=True),
     "decided": lambda: decided_curves(_depths()).draw(bare=True),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from murano.address import Address
+from murano.artifacts.generation_lens import GenerationLensResult
 from murano.artifacts.logit_lens import LogitLensResult
 from murano.artifacts.words import TokenWords
+from murano.prompts import Prompt, PromptBatch
 
 WORDS = [" Paris", " London", " the", " a", " Rome", " city", "The", " E", "iff", "el", " Tower", " is", " in", "."]
 NASTY = [
@@ -51,4 +53,36 @@ def make_lens(
         position_index=position_index,
         words=TokenWords(dict(enumerate(words))),
         model={"model_id": "org/model_$1$", "n_layers": layers},
+    )
+
+
+def make_generation(
+    layers: int = 6, prompts: int = 2, steps: int = 6, words: list[str] = WORDS, seed: int = 0
+) -> GenerationLensResult:
+    """A generation that no model wrote: step *i* of prompt *p* writes token *i + p*; layers come to agree with depth."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (layers, prompts, steps)
+    sampled = (torch.arange(steps) + torch.arange(prompts).unsqueeze(1)) % len(words)
+    agrees = torch.rand(shape, generator=generator) < torch.linspace(0.1, 1, layers).view(-1, 1, 1)
+    agrees[-1] = True
+    top = torch.where(agrees, sampled, torch.randint(len(words), shape, generator=generator))
+    probs = torch.rand(shape, generator=generator)
+    return GenerationLensResult(
+        addresses=tuple(Address(layer) for layer in range(layers)),
+        top_ids=top.unsqueeze(-1).int(),
+        top_probs=probs.unsqueeze(-1),
+        entropy=probs,
+        log_normalizer=probs,
+        sampled_ids=sampled,
+        sampled_log_probs=probs.log(),
+        sampled_ranks=torch.where(top == sampled, 0, 3).int(),
+        own_log_probs=probs[-1].log(),
+        input_ids=torch.zeros(prompts, 1, dtype=torch.int64),
+        texts=tuple("".join(words[i] for i in row) for row in sampled.tolist()),
+        finished=("length",) * prompts,
+        words=TokenWords(dict(enumerate(words))),
+        settings={"max_new_tokens": steps},
+        cache="cache",
+        model={"model_id": "org/model_$1$", "n_layers": layers},
+        prompts=PromptBatch([Prompt(text=f"prompt ${i}$") for i in range(prompts)]),
     )

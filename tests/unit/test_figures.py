@@ -45,4 +45,4 @@ def test_the_comparison_would_tell() -> None:
 
 def test_there_is_an_image_of_every_figure_and_none_of_another() -> None:
     assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(FIGURES)
-    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 400_000
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 600_000

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
+from support.lenses import NASTY, make_generation
 from support.reading import held
 
 from murano import Address, Pipeline, Prompt, keys, load_artifact, load_run, save_artifact
@@ -14,7 +16,7 @@ from murano.artifacts.generation_lens import GenerationLensResult
 from murano.artifacts.words import TokenWords
 from murano.cli import main
 from murano.errors import InputError
-from murano.plotting import plot_agreement, plot_generation
+from murano.plotting import plot_agreement, plot_generation, save_figure
 from murano.plotting.generation import agreement_curve, generation_grid
 from murano.prompts import PromptBatch
 from murano.steps import FollowGeneration, LoadPrompts, Plot, Save
@@ -207,3 +209,15 @@ def test_the_command_line_follows(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert shown["settings"]["seed"] == 3
     (prompt,) = shown["prompts"]
     assert len(prompt["steps"]) == 3 and prompt["steps"][0]["layers"][1]["address"] == "L29.resid_post"
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_nasty_tokens_are_drawn(ending: str, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """Whatever the model writes: no exception, no warning, a column for each step."""
+    lens = make_generation(layers=3, prompts=1, steps=len(NASTY), words=NASTY)
+    ax = plot_generation(lens, max_columns=len(NASTY))
+    save_figure(ax, tmp_path / f"g.{ending}")
+    assert len(ax.get_xticklabels()) == len(NASTY)
+    save_figure(plot_agreement(lens), tmp_path / f"a.{ending}")
+    assert not [str(w.message) for w in recwarn if issubclass(w.category, UserWarning)]
+    plt.close("all")
