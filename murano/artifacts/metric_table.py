@@ -168,11 +168,7 @@ class MetricTable:
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError:
-            raise MissingExtraError("A data frame", "data") from None
-        return pandas.DataFrame(self.records())
+        return _frame(self.records())
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """Write :meth:`records` to a CSV file.
@@ -251,11 +247,7 @@ class MetricSummary:
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError:
-            raise MissingExtraError("A data frame", "data") from None
-        return pandas.DataFrame(self.records())
+        return _frame(self.records())
 
     def _rows(self) -> tuple[list[str], list[list[str]]]:
         header = ["", *(f"{group} (n={int(self.n[i].max())})" for i, group in enumerate(self.groups))]
@@ -297,6 +289,14 @@ class MetricSummary:
         body = "".join("<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in cells)
         caption = f"<caption style='text-align:left'>{html.escape(self._caption())}</caption>"
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _frame(records: list[dict[str, Any]]) -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise MissingExtraError("A data frame", "data") from None
+    return pandas.DataFrame(records)
 
 
 def _interval(values: Any, confidence: float, resamples: int, generator: Any) -> tuple[float, float, float]:

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from murano.cli.command import BUNDLED, find_model, new_command, say
+from murano.cli.command import add_model_arguments, find_model, new_command, say
 from murano.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,15 +33,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--foil", metavar="TEXT", action="append", help="what the target is compared with; once for each PROMPT"
     )
-    model = parser.add_argument_group("the model")
-    model.add_argument(
-        "--model",
-        metavar="SRC",
-        default=BUNDLED,
-        help="a model's folder, a .gguf file, or a hub id such as gpt2 (default: the bundled model)",
-    )
-    model.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights")
-    model.add_argument("--device-map", metavar="MAP", help="where the weights go, as transformers takes it: cuda, auto")
+    add_model_arguments(parser)
     how = parser.add_argument_group("what to read")
     how.add_argument(
         "--by",

@@ -43,6 +43,23 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{self.prog} takes no {unknown!r}.{hint} See: {self.prog} --help")
 
 
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say which model, and how it is loaded."""
+    model = parser.add_argument_group("the model")
+    model.add_argument(
+        "--model",
+        metavar="SRC",
+        default=BUNDLED,
+        help="a model's folder, a .gguf file, or a hub id such as gpt2 (default: the bundled model)",
+    )
+    model.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="of the weights (default: the checkpoint's own)",
+    )
+    model.add_argument("--device-map", metavar="MAP", help="where the weights go, as transformers takes it: cuda, auto")
+
+
 def new_command(
     commands: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str, examples: str
 ) -> argparse.ArgumentParser:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from murano.cli import generate
-from murano.cli.command import BUNDLED, find_model, new_command, say
+from murano.cli.command import add_model_arguments, find_model, new_command, say
 from murano.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,19 +33,7 @@ def add_to(commands: Any) -> None:
     parser = new_command(commands, "lens", run, "what each layer of a model predicts", EXAMPLES)
     parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="what the model reads, in quotes")
     parser.add_argument("--file", metavar="FILE", help="more prompts: a text file, one to a line")
-    model = parser.add_argument_group("the model")
-    model.add_argument(
-        "--model",
-        metavar="SRC",
-        default=BUNDLED,
-        help="a model's folder, a .gguf file, or a hub id such as gpt2 (default: the bundled model)",
-    )
-    model.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16", "float16"),
-        help="of the weights (default: the checkpoint's own)",
-    )
-    model.add_argument("--device-map", metavar="MAP", help="where the weights go, as transformers takes it: cuda, auto")
+    add_model_arguments(parser)
     what = parser.add_argument_group("what to read")
     what.add_argument(
         "--layers",

@@ -12,9 +12,6 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-pytest.importorskip("sphinx")
-pytest.importorskip("furo")
-
 ROOT = Path(__file__).parents[2]
 
 

@@ -603,7 +603,8 @@ def test_murano_show(home: Path, model: MuranoModel, capsys: pytest.CaptureFixtu
 
 
 def test_what_is_plotted(home: Path, model: MuranoModel) -> None:
-    plotting = pytest.importorskip("murano.plotting")
+    from murano import plotting
+
     table = documents.load(home / "lens.json").run(model=model).table("p_answer")
     ax = plotting.plot_metric(table)
     (line,) = ax.get_lines()
