@@ -14,7 +14,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +28,7 @@ from support.reading import ids_of  # noqa: E402
 from support.tiny_models import causal_lm_types, tiny_model  # noqa: E402
 from support.tiny_tokenizer import tiny_tokenizer  # noqa: E402
 
-from benchmarks.common import machine, machine_line, markdown_table, put_between_markers, token_prompts  # noqa: E402
+from benchmarks.common import machine, machine_line, markdown_table, put_between_markers, timed, token_prompts  # noqa: E402
 from benchmarks.peers_client import SCRIPTS, peers_folder  # noqa: E402
 from murano import MuranoModel, Prompt, logit_attribution, shipped_prompts  # noqa: E402
 from murano.errors import InputError, UnsupportedModelError  # noqa: E402
@@ -162,7 +161,7 @@ def compared(model: MuranoModel, asked: dict[str, Any], theirs: dict[str, float]
 
 
 def cost() -> str:
-    """Processor time of an attribution of the last position, by that of a plain forward of the same batches."""
+    """The time of an attribution of the last position, by that of a plain forward of the same batches."""
     model = MuranoModel(dtype=torch.float32)
     facts = list(shipped_prompts("facts"))[:48]
     long = [Prompt(token_ids=tuple(i), targets=(260,), foils=(253,)) for i in token_prompts(model.tokenizer, 4, 128)]
@@ -182,12 +181,11 @@ def cost() -> str:
         for by in ("layer", "component", "head", "neuron_topk"):
             runs[by] = lambda by=by, prompts=prompts: logit_attribution(model, prompts, by=by)
             seconds[by] = []
-        for number in range(5):  # in turn, so that a slow moment of the machine meets all
+        for number in range(8):  # in turn, so that a slow moment of the machine meets all
             for by, one in runs.items():
-                start = time.process_time()
-                one()
-                if number:
-                    seconds[by].append(time.process_time() - start)
+                took = timed(one)
+                if number:  # the first round warms up
+                    seconds[by].append(took)
         row.append(f"{statistics.median(seconds['forward']):.2f} s")
         ratios = (
             statistics.median(a / b for a, b in zip(seconds[by], seconds["forward"], strict=True))

@@ -71,6 +71,7 @@ def logit_attribution(
     """
     batch = as_prompts(prompts, targets=targets, foils=foils)
     where = check_attribution(by, positions, neurons)
+    model.require_weights("logit_attribution")
     encoded, answers = _encode(model, batch, where)
     split = _splitter(model, by, neurons)
     cells = Cells.of(encoded, [list(range(len(ids))) if where is None else list(where) for ids in encoded])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -43,8 +44,8 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{self.prog} takes no {unknown!r}.{hint} See: {self.prog} --help")
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that say which model, and how it is loaded."""
+def add_model_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the arguments that say which model, and how it is loaded; returns their group."""
     model = parser.add_argument_group("the model")
     model.add_argument(
         "--model",
@@ -58,6 +59,47 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the weights (default: the checkpoint's own)",
     )
     model.add_argument("--device-map", metavar="MAP", help="where the weights go, as transformers takes it: cuda, auto")
+    return model
+
+
+def add_backend_arguments(group: argparse._ActionsContainer) -> None:
+    """Add the arguments that say where the model runs."""
+    group.add_argument(
+        "--backend",
+        choices=("eager", "vllm"),
+        default="eager",
+        help="eager: transformers, in this process (the default); vllm: a vLLM engine, see docs/vllm.md",
+    )
+    group.add_argument(
+        "--engine",
+        metavar="JSON",
+        type=_engine,
+        default={},
+        help="with --backend vllm: arguments of its engine, such as '{\"tensor_parallel_size\": 2}'",
+    )
+
+
+def _engine(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no JSON object, such as '{{\"tensor_parallel_size\": 2}}' in single quotes"
+        )
+    return found
+
+
+def backend_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Where the model runs, as :class:`murano.MuranoModel` takes it.
+
+    Raises:
+        InputError: engine arguments without an engine.
+    """
+    if args.engine and args.backend != "vllm":
+        raise InputError(f"--engine {json.dumps(args.engine)} is for vLLM's engine: add --backend vllm.")
+    return {"backend": args.backend, **args.engine}
 
 
 def new_command(

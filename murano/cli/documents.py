@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from murano.cli.command import new_command, say
+from murano.cli.command import add_backend_arguments, backend_of, new_command, say
 from murano.errors import InputError, MuranoError
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def add_to(commands: Any) -> None:
         "--out", metavar="DIR", required=True, help="the folder; a run in it that was interrupted goes on"
     )
     run_it.add_argument("--force", action="store_true", help="start over, whatever run the folder holds")
+    add_backend_arguments(run_it)
 
 
 def validate(args: argparse.Namespace) -> int:
@@ -71,10 +72,11 @@ def explain(args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Run the document, and list what was written."""
+    backend = backend_of(args)
     document = _load(args.document)
     if document is None:
         return 2
-    done = document.run(args.out, force=args.force)
+    done = document.run(args.out, force=args.force, model=document.open_model(**backend))
     names = ["document.json", "run.json", *(n for p in done.info["points"].values() for n in p["files"])]
     for name in dict.fromkeys(names):
         print(f"{args.out}/{name}")

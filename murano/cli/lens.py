@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from murano.cli import generate
-from murano.cli.command import add_model_arguments, find_model, new_command, say
+from murano.cli.command import add_backend_arguments, add_model_arguments, backend_of, find_model, new_command, say
 from murano.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def add_to(commands: Any) -> None:
     parser = new_command(commands, "lens", run, "what each layer of a model predicts", EXAMPLES)
     parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="what the model reads, in quotes")
     parser.add_argument("--file", metavar="FILE", help="more prompts: a text file, one to a line")
-    add_model_arguments(parser)
+    add_backend_arguments(add_model_arguments(parser))
     what = parser.add_argument_group("what to read")
     what.add_argument(
         "--layers",
@@ -74,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
     from murano.readout.request import parse_layers, parse_positions
 
     sampling = generate.sampling_of(args)
+    backend = backend_of(args)
     prompts = _prompts(args)
     parse_layers(args.layers)
     only_last = args.positions is None
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     from murano.cli.lens_text import as_json, as_tables
     from murano.steps import FollowGeneration, LoadPrompts, LogitLens, Save
 
-    model = find_model(args.model, dtype=args.dtype, device_map=args.device_map)
+    model = find_model(args.model, dtype=args.dtype, device_map=args.device_map, **backend)
     if sampling is not None:
         how = {name: value for name, value in asdict(sampling).items() if value != ()}
         step: Step = FollowGeneration(model, layers=args.layers, top_k=args.top_k, **how)

@@ -65,9 +65,19 @@ class Document:
     @cached_property
     def model(self) -> MuranoModel:
         """The model that it names; its weights load when something first needs them."""
+        return self.open_model()
+
+    def open_model(self, backend: str = "eager", **engine_args: Any) -> MuranoModel:
+        """The model that it names, on a backend: ``document.run(model=document.open_model("vllm"))``.
+
+        Args:
+            backend: ``"eager"`` or ``"vllm"``.
+            engine_args: of vLLM's engine.
+        """
         from murano.model import MuranoModel
 
-        return MuranoModel(self.model_key, dtype=self.spec.model.dtype, revision=self.spec.model.revision)
+        asked = self.spec.model
+        return MuranoModel(self.model_key, backend=backend, dtype=asked.dtype, revision=asked.revision, **engine_args)
 
     def planned(self, model: MuranoModel | None = None) -> Plan:
         """Points and passes, checked against the model's config; no weights load.

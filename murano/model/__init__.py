@@ -6,7 +6,7 @@ import contextlib
 import functools
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from murano.errors import InputError, ModelError, nearest
 from murano.model import batching, residuals
 from murano.model.anatomy import Anatomy, embedding_device, find_anatomy, text_config
 from murano.model.captured import Captured
+from murano.model.ends import end_tokens
 from murano.model.loading import (
     Source,
     check_devices,
@@ -32,8 +33,8 @@ from murano.model.loading import (
 from murano.model.parts import Parts, find_parts
 from murano.model.product import Choice, choose
 from murano.model.proof import ReadoutProof, prove
-from murano.model.steering import Continuation, added, check_vectors, end_ids
-from murano.model.stepping import CacheProof, prove_cache
+from murano.model.steering import Continuation, added, check_vectors
+from murano.model.stepping import CacheProof, Stepper, prove_cache
 from murano.model.tail import Replay, ShortPath, Tail
 from murano.model.watch import at_rest, frozen
 from murano.prompts import Prompt, as_prompts
@@ -201,6 +202,13 @@ class MuranoModel:
             return self._held
         assert self._source is not None
         return load_weights(self._source, self.config, self.dtype_asked, self.device_map)
+
+    def require_weights(self, what: str) -> None:
+        """Refuse ``what`` where the weights are not in this process: on a backend other than the eager one.
+
+        Raises:
+            InputError: naming it, and the call to use instead.
+        """
 
     @functools.cached_property
     def anatomy(self) -> Anatomy:
@@ -479,26 +487,31 @@ class MuranoModel:
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
             raise InputError(f"max_new_tokens={max_new_tokens!r}: it must be a whole number from 1 upwards.")
         _ = self.n_layers  # loads: what the context is may only be known then
-        encoded = self._encode_all(prompts)
+        batch = as_prompts(prompts)
+        encoded = self._encode_all(batch)
         longest = max(map(len, encoded))
         if self.context is not None and longest + max_new_tokens > self.context:
             raise InputError(
                 f"A prompt of {longest} tokens and max_new_tokens={max_new_tokens} do not fit into the context of {self.context}."
             )
+        ends = [end_tokens(self, chat=bool(prompt.messages)) for prompt in batch]
+        _ = self.cache  # of the model as it is
         with self.steered(add) if add else contextlib.nullcontext():
-            ids = self._write(encoded, max_new_tokens, end_ids(self.generation_config, self.config, self.tokenizer))
+            ids = self._write(encoded, max_new_tokens, ends)
         return Continuation(ids, [self.tokenizer.decode(i, skip_special_tokens=True) for i in ids])
 
     @torch.no_grad()
-    def _write(self, encoded: Sequence[Sequence[int]], max_new_tokens: int, ends: Sequence[int]) -> list[list[int]]:
+    def _write(
+        self, encoded: Sequence[Sequence[int]], max_new_tokens: int, ends: Sequence[Collection[int]]
+    ) -> list[list[int]]:
         written: list[list[int]] = []
-        for prompt in encoded:
+        for prompt, over in zip(encoded, ends, strict=True):
+            stepper, new = Stepper(self.anatomy, self.cache), list(prompt)
             ids: list[int] = []
-            while len(ids) < max_new_tokens and not (ids and ids[-1] in ends):
-                tokens = torch.tensor([[*prompt, *ids]], device=self.device)
-                logits = residuals.forward(self.anatomy, tokens, ending=self.ending)
-                assert logits is not None
-                ids.append(int(logits[0, -1].argmax()))
+            while len(ids) < max_new_tokens and not (ids and ids[-1] in over):
+                logits, _ = stepper.step(torch.tensor([new], device=self.device), ending=self.ending)
+                new = [int(logits[0].argmax())]
+                ids += new
             written.append(ids)
         return written
 

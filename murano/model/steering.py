@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from murano.address import Address
 from murano.errors import InputError
-from murano.model.anatomy import Anatomy, text_config
+from murano.model.anatomy import Anatomy
 from murano.model.stream import get_at, put_at
 
 
@@ -90,12 +90,3 @@ def added(anatomy: Anatomy, vectors: Mapping[int, Float[Tensor, " d_model"]]) ->
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def end_ids(generation_config: Any, config: Any, tokenizer: Any) -> list[int]:
-    """The tokens after which a text is over."""
-    found: set[int] = set()
-    for holder in (generation_config, text_config(config), tokenizer):
-        given = getattr(holder, "eos_token_id", None)
-        found.update(given if isinstance(given, (list, tuple)) else [] if given is None else [given])
-    return sorted(found)

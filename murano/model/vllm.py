@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -528,8 +528,11 @@ class VLLMModel(MuranoModel):
         finally:
             self.call("murano_add", pack({}))
 
-    def _write(self, encoded: Sequence[Sequence[int]], max_new_tokens: int, ends: Sequence[int]) -> list[list[int]]:
-        written = self.run(dict(enumerate(encoded)), max_tokens=max_new_tokens, stop_token_ids=list(ends))
+    def _write(
+        self, encoded: Sequence[Sequence[int]], max_new_tokens: int, ends: Sequence[Collection[int]]
+    ) -> list[list[int]]:
+        each = {index: {"stop_token_ids": sorted(over)} for index, over in enumerate(ends)}
+        written = self.run(dict(enumerate(encoded)), max_tokens=max_new_tokens, each=each)
         return [written[i][0] for i in range(len(encoded))]
 
     # What needs the weights in this process
@@ -537,26 +540,26 @@ class VLLMModel(MuranoModel):
     def _eager(self) -> str:
         return f"MuranoModel({'' if self.source is None else repr(str(self.source))})"
 
-    def _elsewhere(self, what: str) -> NoReturn:
+    def require_weights(self, what: str) -> NoReturn:
         raise InputError(
             f"{what} needs the weights in this process, and here they are in vLLM's workers. Use {self._eager()}."
         )
 
     @property
     def hf_model(self) -> Any:
-        self._elsewhere("hf_model")
+        self.require_weights("hf_model")
 
     @property
     def anatomy(self) -> Any:
-        self._elsewhere("anatomy")
+        self.require_weights("anatomy")
 
     @property
     def tail(self) -> Any:
-        self._elsewhere("tail")
+        self.require_weights("tail")
 
     @property
     def nnterp(self) -> Any:
-        self._elsewhere("nnterp")
+        self.require_weights("nnterp")
 
     def __repr__(self) -> str:
         options = [] if self.source is None else [repr(str(self.source))]

@@ -117,13 +117,14 @@ STATS = {
 
 
 def parse_stats(stats: Any) -> tuple[str, ...]:
-    """The statistics that are asked for, each once: a tuple of names, or one string with commas between them.
+    """The statistics that are asked for, each once: a tuple of names, one string with commas between them, or ``"all"``.
 
     Raises:
         InputError: one is unknown.
     """
+    stats = tuple(STATS) if stats == "all" else stats
     names = tuple(n.strip() for n in stats.split(",")) if isinstance(stats, str) else tuple(stats or ())
     for name in names:
         if name not in STATS:
-            raise InputError(f"Statistic {name!r} is unknown.{nearest(name, STATS)} There are: {', '.join(STATS)}.")
+            raise InputError(f"Statistic {name!r} is unknown.{nearest(name, STATS)} There are: {', '.join(STATS)}, or 'all'.")
     return tuple(dict.fromkeys(names))

@@ -48,6 +48,7 @@ class LogitAttribution(Step):
                 f"LogitAttribution needs a MuranoModel, not a {type(model).__name__}: LogitAttribution(MuranoModel(…))."
             )
         check_attribution(by, positions, neurons)
+        model.require_weights("LogitAttribution")
         self.model, self.targets, self.foils = model, targets, foils
         self.by, self.positions, self.neurons, self.max_batch_tokens = by, positions, neurons, max_batch_tokens
 

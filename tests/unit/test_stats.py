@@ -115,6 +115,7 @@ def test_names() -> None:
     assert stats.parse_stats("kl") == ("kl",)
     assert stats.parse_stats(("kl", "js", "kl")) == ("kl", "js")
     assert stats.parse_stats("kl, js") == ("kl", "js")
+    assert stats.parse_stats("all") == tuple(stats.STATS)
     assert stats.parse_stats(None) == ()
     with pytest.raises(
         InputError, match=r"'entropie' is unknown. Did you mean 'entropy'\? There are: entropy, max_prob"
