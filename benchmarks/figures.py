@@ -53,9 +53,11 @@ def measure(tokens: int, prompts: int, rounds: int) -> dict[str, Any]:
             (written,) = Path(folder).iterdir()
             found[name] = {"seconds": seconds, "bytes": written.stat().st_size}
             written.unlink()
+        common.settle()
         before = common.rss()
         for _ in range(100):
             save(plot_trajectories(long), Path(folder) / "figure.png")
+        common.settle()
         grown = common.rss() - before
     return {"figures": found, "grown_over_100": grown}
 
