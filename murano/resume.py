@@ -92,7 +92,7 @@ class Resume:
                 logger.warning("Skipped %s: %s", name, why)
                 return results
             logger.warning("Running %s: %s", name, why)
-        results.checkpoint = self.checkpoints / f"{mark[:32]}.pt" if mark else None
+        results.checkpoint = self._checkpoint(mark) if mark else None
         try:
             results = step(results)
         finally:
@@ -116,6 +116,8 @@ class Resume:
             from murano.artifacts.run import load_run
 
             return "it had finished when the run was stopped.", load_run(kept)
+        if self._checkpoint(mark).exists():
+            return "it was stopped in the middle and goes on from its last checkpoint.", {}
         same = [r.depends for r in self.earlier.history if r.name == step_name(step)]
         if not same:
             return "it has not run yet.", {}
@@ -125,6 +127,9 @@ class Resume:
         if not changed:
             return f"{self.folder} does not have what it wrote.", {}
         return f"changed since it was saved: {', '.join(changed)}.", {}
+
+    def _checkpoint(self, mark: str) -> Path:
+        return self.checkpoints / f"{mark[:32]}.pt"
 
     def _keep(self, step: Step, mark: str, results: Results) -> None:
         """Save what a step wrote at once, so that a run killed in a later step keeps it."""

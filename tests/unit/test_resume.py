@@ -158,7 +158,11 @@ def test_changed_prompts_run_the_lens_again(model: MuranoModel, tmp_path: Path) 
 
 @pytest.mark.parametrize("stop_after", [1, 9, 20])
 def test_an_interrupted_lens_goes_on_with_an_equal_result(
-    model: MuranoModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_after: int
+    model: MuranoModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    stop_after: int,
 ) -> None:
     whole = lens_pipeline(model, tmp_path / "whole").run(resume=tmp_path / "whole" / "run")[keys.LOGIT_LENS]
     read, calls = Reader.read, 0
@@ -174,7 +178,11 @@ def test_an_interrupted_lens_goes_on_with_an_equal_result(
     with pytest.raises(LensInterrupted, match=r"stopped after \d+ of 60 prompts"):
         lens_pipeline(model, tmp_path).run(resume=tmp_path / "run")
     before, calls = calls, 1_000_000
-    resumed = lens_pipeline(model, tmp_path).run(resume=tmp_path / "run")[keys.LOGIT_LENS]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        resumed = lens_pipeline(model, tmp_path).run(resume=tmp_path / "run")[keys.LOGIT_LENS]
+    goes_on = "it was stopped in the middle and goes on from its last checkpoint."
+    assert f"Running LogitLens: {goes_on if stop_after > 8 else 'it has not run yet.'}" in caplog.messages
     assert fingerprint(resumed) == fingerprint(whole)
     assert torch.equal(resumed.top_ids, whole.top_ids)
     done_before = (before - 1) // 8 * 8  # whole sections of eight batches are kept
