@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from murano.address import Address
+from murano.artifacts import lookup
 from murano.artifacts.lens_column import LensColumn
 from murano.artifacts.logit_lens import LogitLensResult
 from murano.artifacts.words import TokenWords, WordGrid
@@ -129,7 +130,7 @@ class GenerationLensResult:
         Raises:
             InputError: there is no such prompt.
         """
-        chosen = slice(None) if prompt is None else [self._check_prompt(prompt)]
+        chosen = slice(None) if prompt is None else [lookup.prompt_index(prompt, self.n_prompts)]
         n_steps = self.steps_mask[chosen].sum()
         return self.agreement[:, chosen].flatten(1).sum(-1) / n_steps
 
@@ -152,7 +153,7 @@ class GenerationLensResult:
         Raises:
             InputError: the layer was not read, or there is no such prompt.
         """
-        row, prompt = self.layer_index(layer), self._check_prompt(prompt)
+        row, prompt = self.layer_index(layer), lookup.prompt_index(prompt, self.n_prompts)
         n = int(self.steps_mask[prompt].sum())
         guesses = self.predicted_words[row][prompt]
         return list(zip(guesses[:n], self.sampled_words[prompt][:n], strict=True))
@@ -163,12 +164,7 @@ class GenerationLensResult:
         Raises:
             InputError: the address was not read.
         """
-        wanted = Address.parse(address)
-        if wanted.layer is not None and wanted.layer < 0 and "n_layers" in self.model:
-            wanted = wanted.resolve(int(self.model["n_layers"]))
-        if wanted not in self.addresses:
-            raise InputError(f"'{wanted}' was not read. Read: {', '.join(map(str, self.addresses))}.")
-        return self.addresses.index(wanted)
+        return lookup.layer_index(address, self.addresses, self.model)
 
     def at(self, prompt: int = 0, step: int = 0) -> LensColumn:
         """What each layer predicts at one step, and what it makes of the token that was written; printed, it is a table.
@@ -176,7 +172,7 @@ class GenerationLensResult:
         Raises:
             InputError: there is no such prompt or step.
         """
-        prompt = self._check_prompt(prompt)
+        prompt = lookup.prompt_index(prompt, self.n_prompts)
         n = int(self.steps_mask[prompt].sum())
         if not -n <= step < n:
             raise InputError(f"Step {step} of prompt {prompt} does not exist: it has {n}; the last is -1.")
@@ -200,9 +196,7 @@ class GenerationLensResult:
         Raises:
             InputError: there is no such prompt.
         """
-        if isinstance(index, slice):
-            index = range(*index.indices(self.n_prompts))
-        chosen = [self._check_prompt(prompt) for prompt in ([index] if isinstance(index, int) else index)]
+        chosen = lookup.prompt_indices(index, self.n_prompts)
         n = int(self.steps_mask[chosen].sum(-1).max()) if chosen else 0
 
         def cut(value: Any, name: str) -> Any:
@@ -259,11 +253,6 @@ class GenerationLensResult:
         if self.n_prompts > SHOWN_PROMPTS:
             parts.append(f"\n… and {self.n_prompts - SHOWN_PROMPTS} more prompts")
         return "\n".join([*parts, *(f"\nnote: {note}" for note in self.notes)])
-
-    def _check_prompt(self, prompt: int) -> int:
-        if not -self.n_prompts <= prompt < self.n_prompts:
-            raise InputError(f"Prompt {prompt} does not exist: there are {self.n_prompts}, counted from 0.")
-        return prompt % self.n_prompts
 
     def __str__(self) -> str:
         return self.text()

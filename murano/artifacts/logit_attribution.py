@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from murano.address import Address
+from murano.artifacts import lookup
 from murano.artifacts.metric_table import MetricTable
 from murano.artifacts.words import TokenWords
 from murano.errors import InputError
@@ -166,8 +167,8 @@ class LogitAttributionResult:
             InputError: there is no such prompt.
         """
         of = self.default_of if of is None else of
-        if prompt is not None and not -self.n_prompts <= prompt < self.n_prompts:
-            raise InputError(f"Prompt {prompt} does not exist: there are {self.n_prompts}, counted from 0.")
+        if prompt is not None:
+            prompt = lookup.prompt_index(prompt, self.n_prompts)
         if prompt is None and self.n_prompts > 1:
             summary = self.table(of, position).mean()
             mean, low, high = summary.mean[0], summary.low[0], summary.high[0]
@@ -192,11 +193,7 @@ class LogitAttributionResult:
         Raises:
             InputError: there is no such prompt.
         """
-        chosen = list(range(*index.indices(self.n_prompts))) if isinstance(index, slice) else index
-        chosen = [chosen] if isinstance(chosen, int) else list(chosen)
-        for prompt in chosen:
-            if not -self.n_prompts <= prompt < self.n_prompts:
-                raise InputError(f"Prompt {prompt} does not exist: there are {self.n_prompts}, counted from 0.")
+        chosen = lookup.prompt_indices(index, self.n_prompts)
         changed: dict[str, Any] = {}
         for name, value in vars(self).items():
             if isinstance(value, Tensor):

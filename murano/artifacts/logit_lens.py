@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from murano.address import Address
+from murano.artifacts import lookup
 from murano.artifacts.lens_column import LensColumn
 from murano.artifacts.words import TokenWords, WordGrid
 from murano.errors import InputError
@@ -141,12 +142,7 @@ class LogitLensResult:
         Raises:
             InputError: the address was not read.
         """
-        wanted = Address.parse(address)
-        if wanted.layer is not None and wanted.layer < 0 and "n_layers" in self.model:
-            wanted = wanted.resolve(int(self.model["n_layers"]))
-        if wanted not in self.addresses:
-            raise InputError(f"'{wanted}' was not read. Read: {', '.join(map(str, self.addresses))}.")
-        return self.addresses.index(wanted)
+        return lookup.layer_index(address, self.addresses, self.model)
 
     def __getitem__(self, index: int | slice | Sequence[int]) -> LogitLensResult:
         """The lens of one prompt or of some: the same fields, cut to the prompts and to the positions that they have.
@@ -154,13 +150,7 @@ class LogitLensResult:
         Raises:
             InputError: there is no such prompt.
         """
-        if isinstance(index, slice):
-            index = range(*index.indices(self.n_prompts))
-        chosen = [index] if isinstance(index, int) else list(index)
-        for prompt in chosen:
-            if not -self.n_prompts <= prompt < self.n_prompts:
-                raise InputError(f"Prompt {prompt} does not exist: there are {self.n_prompts}, counted from 0.")
-        chosen = [prompt % self.n_prompts for prompt in chosen]
+        chosen = lookup.prompt_indices(index, self.n_prompts)
         width = int(self.attention_mask[chosen].sum(-1).max()) if chosen else 0
         start = self.input_ids.shape[1] - width
 
@@ -196,12 +186,8 @@ class LogitLensResult:
         Raises:
             InputError: there is no such prompt, it was left out, or that position was not read.
         """
-        for name, value in (("prompt", prompt), ("position", position)):
-            if isinstance(value, bool) or not hasattr(value, "__index__"):
-                raise InputError(f"A {name} is given by its index, not by {value!r}.")
-        if not -self.n_prompts <= prompt < self.n_prompts:
-            raise InputError(f"Prompt {prompt} does not exist: there are {self.n_prompts}, counted from 0.")
-        prompt %= self.n_prompts
+        prompt = lookup.prompt_index(prompt, self.n_prompts)
+        position = lookup.as_index(position, "position")
         read = self.position_index[prompt].tolist()
         length = int(self.lengths[prompt]) if self.lengths is not None else max(read, default=-1) + 1
         if max(read, default=-1) < 0:

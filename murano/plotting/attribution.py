@@ -8,11 +8,12 @@ from typing import Any
 
 from murano.artifacts.logit_attribution import LogitAttributionResult, summed, what
 from murano.artifacts.logit_lens import LogitLensResult
+from murano.artifacts.lookup import prompt_index
 from murano.errors import InputError
 from murano.plotting import fonts
 from murano.plotting.backend import Axes, Patch, Size, bare_axes, np, pyplot_axes
 from murano.plotting.grid import FAINT
-from murano.plotting.selection import _as_int, finite
+from murano.plotting.selection import finite
 from murano.plotting.trajectories import COLOURS
 from murano.plotting.values import as_array
 
@@ -183,8 +184,8 @@ def check_attributed(result: object, prompt: int | None) -> None:
         raise InputError(
             f"A LogitAttributionResult is needed, not {type(result).__name__}: results[keys.LOGIT_ATTRIBUTION] holds one."
         )
-    if prompt is not None and not -result.n_prompts <= _as_int(prompt, "prompt") < result.n_prompts:
-        raise InputError(f"Prompt {prompt} does not exist: there are {result.n_prompts}, counted from 0.")
+    if prompt is not None:
+        prompt_index(prompt, result.n_prompts)
 
 
 def one_of(values: Any, prompt: int | None) -> Any:

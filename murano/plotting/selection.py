@@ -9,6 +9,7 @@ import numpy as np
 
 from murano.address import STREAM, Address
 from murano.artifacts.logit_lens import LogitLensResult
+from murano.artifacts.lookup import as_index, prompt_index
 from murano.errors import InputError
 
 
@@ -31,10 +32,7 @@ def check_prompt(lens: LogitLensResult, prompt: object) -> int:
     Raises:
         InputError: it is no index, or there is no such prompt.
     """
-    index = _as_int(prompt, "prompt")
-    if not -lens.n_prompts <= index < lens.n_prompts:
-        raise InputError(f"Prompt {index} does not exist: there are {lens.n_prompts}, counted from 0.")
-    return index % lens.n_prompts
+    return prompt_index(prompt, lens.n_prompts)
 
 
 def pick_prompts(lens: LogitLensResult, prompts: Any = None) -> list[int]:
@@ -103,7 +101,7 @@ def pick_positions(lens: LogitLensResult, prompt: int, positions: Any = None) ->
     else:
         chosen = set()
         for given in _several(positions):
-            chosen.add(lens.column(prompt, _as_int(given, "position")))
+            chosen.add(lens.column(prompt, as_index(given, "position")))
     if not chosen:
         raise InputError(
             f"There are no positions to draw: prompt {prompt} has {sum(mask)}, and positions={positions!r}."
@@ -176,9 +174,3 @@ def _several(given: Any) -> list[Any]:
     """What was given as a list, whether it is one thing or several: a list, a range, a set, an array, a tensor."""
     given = given.tolist() if hasattr(given, "tolist") else given
     return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-
-
-def _as_int(value: object, what: str) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise InputError(f"A {what} is given by its index, not by {value!r}.")
-    return int(value.__index__())

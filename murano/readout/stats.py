@@ -126,5 +126,7 @@ def parse_stats(stats: Any) -> tuple[str, ...]:
     names = tuple(n.strip() for n in stats.split(",")) if isinstance(stats, str) else tuple(stats or ())
     for name in names:
         if name not in STATS:
-            raise InputError(f"Statistic {name!r} is unknown.{nearest(name, STATS)} There are: {', '.join(STATS)}, or 'all'.")
+            raise InputError(
+                f"Statistic {name!r} is unknown.{nearest(name, STATS)} There are: {', '.join(STATS)}, or 'all'."
+            )
     return tuple(dict.fromkeys(names))
