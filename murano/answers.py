@@ -230,7 +230,8 @@ def answer_notes(answers: Sequence[Answers], target_mode: str) -> list[str]:
     prompt, answer = next(((i, a) for i, a in long if not a.pieces[0].strip()), long[0])
     blank = "" if answer.pieces[0].strip() else ", which is only a space and says little"
     many = len(long) > 1
+    kind = "answer" if any(a in answers[i]["foils"] for i, a in long) else "target"
     return [
-        f"{len(long)} target{'s' if many else ''} of several tokens {'are' if many else 'is'} read by the first one: "
+        f"{len(long)} {kind}{'s' if many else ''} of several tokens {'are' if many else 'is'} read by the first one: "
         f"of {answer} at prompt {prompt}, {answer.pieces[0]!r}{blank}. target_mode='sequence' reads all of it."
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -60,7 +60,8 @@ def logit_attribution(
         by: ``"layer"`` (what each block wrote), ``"component"`` (attention and MLP apart), ``"head"`` (attention by head), or
             ``"neuron_topk"`` (as ``"component"``, and the neurons that weigh most).
         positions: ``"last"``, ``"all"``, or token indices; negative ones count from each prompt's end.
-        neurons: how many of them are kept at each position.
+        neurons: how many of them are kept at each position: those whose contribution to the first target, less that to the first foil where
+            the prompt has one, is largest.
         max_batch_tokens: tokens of one forward; results do not depend on it beyond rounding.
 
     Raises:
@@ -89,6 +90,7 @@ def logit_attribution(
     notes = [
         note.partition(" target_mode=")[0] for note in answer_notes(answers, "first")
     ]  # there is no such option here
+    notes += _notes(answers, split)
     for note in notes:
         warnings.warn(note, stacklevel=3)
     shape = cells.input_ids.shape
@@ -103,6 +105,7 @@ def logit_attribution(
         input_ids=cells.input_ids,
         attention_mask=cells.position_index >= 0,
         position_index=cells.position_index,
+        lengths=torch.tensor([len(ids) for ids in encoded]),
         words=model.words,
         model=describe(model),
         readout=model.check_readout().to_dict(),
@@ -115,6 +118,31 @@ def logit_attribution(
         foil_texts=tuple(tuple(a.text for a in of["foils"]) for of in answers),
         notes=tuple(notes),
     )
+
+
+def _notes(answers: Sequence[Answers], split: _Split) -> list[str]:
+    """What the numbers leave out, in words."""
+    notes = []
+    several = [i for i, of in enumerate(answers) if len(of["targets"]) > 1 or len(of["foils"]) > 1]
+    if several:
+        more = f" and {len(several) - 1} more" if len(several) > 1 else ""
+        notes.append(
+            f"Several targets or foils (prompt {several[0]}{more}): each is attributed by itself; tables and figures show the first."
+        )
+    if split.by == "neuron_topk":
+        whole = sorted(
+            {
+                str(a.layer)
+                for a, of in split.parts.items()
+                if a.component == "mlp_out" and not set(of) & set(split.sources)
+            },
+            key=int,
+        )
+        if whole:
+            notes.append(
+                f"The neurons of layers {', '.join(whole)} are left out: their MLPs do not end in one linear module."
+            )
+    return notes
 
 
 def _encode(
@@ -372,7 +400,10 @@ def _splitter(model: MuranoModel, by: str, neurons: int) -> _Split:
     grouped: dict[Address, list[Part]] = {}
     for part in parts.parts:
         grouped.setdefault(Address(part.layer, part.component), []).append(part)
-    split = _Split(model, by, grouped, after, readout, neurons if by == "neuron_topk" else 0)
+    split = _Split(model, by, grouped, after, readout)
+    if by == "neuron_topk":
+        there = sum(part.split.width for part in split.sources if part.split is not None)
+        split = replace(split, kept=min(neurons, there))
     if by != "component" and not split.sources:
         what = "heads" if by == "head" else "neurons (an MLP that ends in one linear module)"
         raise InputError(f"{type(model.hf_model).__name__} has no {what} to attribute to. Use by='component'.")

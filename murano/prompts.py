@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,8 @@ def as_answers(value: Any, what: str, index: int) -> tuple[str | int, ...]:
         return ()
     if hasattr(value, "tolist"):
         value = value.tolist()
-    answers = (value,) if isinstance(value, (str, int)) else tuple(value) if isinstance(value, Sequence) else (value,)
+    several = isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
+    answers = tuple(value) if several else (value,)
     for answer in answers:
         if isinstance(answer, bool) or not isinstance(answer, (str, int)) or answer == "":
             raise InputError(
@@ -143,7 +144,8 @@ def _with_answers(batch: PromptBatch, what: str, given: Any) -> PromptBatch:
         return batch
     if isinstance(given, (str, int)) and len(batch) == 1:
         given = [given]
-    if isinstance(given, (str, int)) or not hasattr(given, "__len__"):
+    unordered = isinstance(given, (Mapping, Set, bytes, bytearray))  # whose items are no answers, or in no order
+    if isinstance(given, (str, int)) or unordered or not hasattr(given, "__len__"):
         raise InputError(f"{what}={given!r:.80} must be a list with one entry for each of the {len(batch)} prompts.")
     if len(given) != len(batch):
         first = min(len(given), len(batch))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -41,12 +41,14 @@ class LogitAttributionResult:
         input_ids: the token at each position; -1 where there is none.
         attention_mask: whether a position holds a token of the prompt.
         position_index: the index of each position in its prompt, from 0; -1 where there is none.
+        lengths: how many tokens each prompt has; ``None`` in what an earlier version saved.
         words: the text of every id that occurs.
         model: what was read, as in a lens.
         readout: the proof that the readout is the model's own.
         parts: how far each block's parts were off what it added when the model was loaded, or why they could not be told apart.
         cap: the soft-cap that is not part of the sum, in words; empty in most families.
-        neurons: with ``by="neuron_topk"``, contributions of the neurons that weigh most at each position, largest first.
+        neurons: with ``by="neuron_topk"``, contributions of the neurons that weigh most at each position: towards the first target, less
+            the first foil where the prompt has one; largest first.
         neuron_index: layer and index of each.
         prompts: what was read, with targets, foils and metadata.
         target_texts: each prompt's targets as they continue it.
@@ -72,6 +74,7 @@ class LogitAttributionResult:
     model: Mapping[str, Any] = field(default_factory=dict)
     readout: Mapping[str, Any] = field(default_factory=dict)
     parts: Mapping[str, Any] = field(default_factory=dict)
+    lengths: Int[Tensor, " prompt"] | None = None
     cap: str = ""
     neurons: Float[Tensor, "prompt position answer neuron"] | None = None
     neuron_index: Int[Tensor, "prompt position neuron 2"] | None = None
@@ -97,38 +100,103 @@ class LogitAttributionResult:
         foils = self.answer_ids[:, self.n_targets :]
         return "difference" if foils.shape[1] and bool((foils[:, 0] >= 0).all()) else "target"
 
-    def values(self, of: str | None = None, position: int = -1) -> Float[Tensor, "prompt component"]:
+    def values(self, of: str | None = None, position: int | None = None) -> Float[Tensor, "prompt component"]:
         """Contributions of every component, at one position of each prompt, to one number.
 
         Args:
             of: ``"target"`` (its first target's logit), ``"foil"`` or ``"difference"`` of the two; ``None``: the difference where every
                 prompt has a foil.
-            position: index on the position axis; -1 is each prompt's last token.
+            position: index of the token in its prompt, -1 is a prompt's last token; ``None``: the last one that was read.
+
+        Returns:
+            NaN for a prompt that has no foil or in which that position was not read.
 
         Raises:
-            InputError: there is no foil, or no such position.
+            InputError: no prompt has a foil, or that position was read in none.
         """
         return self._pick(self.contributions, of, position)
 
-    def total(self, of: str | None = None, position: int = -1) -> Float[Tensor, " prompt"]:
+    def total(self, of: str | None = None, position: int | None = None) -> Float[Tensor, " prompt"]:
         """The logit, or difference of logits, that :meth:`values` add up to; see there."""
         return self._pick(self.logits.unsqueeze(-1), of, position)[:, 0]
 
-    def _pick(self, tensor: Tensor, of: str | None, position: int) -> Tensor:
+    def columns(self, position: int | None = None) -> list[int | None]:
+        """Where on the position axis a token of each prompt is; ``None`` where it was not read.
+
+        Args:
+            position: as in :meth:`values`.
+
+        Raises:
+            InputError: it was read in no prompt.
+        """
+        index = self.position_index.tolist()
+        if position is None:
+            return [row.index(max(row)) for row in index]
+        position = lookup.as_index(position, "position")
+        lengths = self.lengths.tolist() if self.lengths is not None else [max(row) + 1 for row in index]
+        wanted = [position + length if position < 0 else position for length in lengths]
+        found = [row.index(at) if at >= 0 and at in row else None for row, at in zip(index, wanted, strict=True)]
+        if index and not any(column is not None for column in found):
+            read = sorted({at for row in index for at in row if at >= 0})
+            shown = ", ".join(map(str, read[:12])) + (", …" if len(read) > 12 else "")
+            raise InputError(
+                f"Position {position} was not read: it is the index of a token in its prompt, and read were {shown}."
+            )
+        return found
+
+    def _pick(self, tensor: Tensor, of: str | None, position: int | None) -> Tensor:
         of = self.default_of if of is None else of
         if of not in OF:
             raise InputError(f"of={of!r} is unknown. Use 'target', 'foil' or 'difference'.")
         if of != "target" and self.answer_ids.shape[1] == self.n_targets:
             raise InputError(f"of={of!r}: no prompt has a foil. Give them: LogitAttribution(model, foils=[…]).")
-        width = self.input_ids.shape[1]
-        if not -width <= position < width:
-            raise InputError(f"Position {position} does not exist: {width} positions were read; the last is -1.")
-        at = tensor[:, position]
+        if not self.n_prompts:
+            raise InputError("There are no prompts in this result.")
+        columns = self.columns(position)
+        there = torch.tensor([column is not None for column in columns])
+        at = tensor[torch.arange(self.n_prompts), torch.tensor([column or 0 for column in columns])]
+        at = at.masked_fill(~there.view(-1, *[1] * (at.ndim - 1)), float("nan"))
         if of == "difference":
             return at[:, 0] - at[:, self.n_targets]
         return at[:, 0 if of == "target" else self.n_targets]
 
-    def table(self, of: str | None = None, position: int = -1) -> MetricTable:
+    def one(
+        self, values: Float[Tensor, "prompt *rest"], prompt: int | None, of: str, position: int | None
+    ) -> tuple[Float[Tensor, "*rest"], int]:
+        """A prompt's row, or the mean of the rows that have numbers, and of how many prompts that is.
+
+        Raises:
+            InputError: there is no such prompt, or it has no number.
+        """
+        there = ~values.flatten(1).isnan().any(-1)
+        if prompt is not None:
+            prompt = lookup.prompt_index(prompt, self.n_prompts)
+            if not there[prompt]:
+                raise InputError(f"Prompt {prompt} has {self._why_none(prompt, of, position)}.")
+            return values[prompt], 1
+        if not there.any():
+            raise InputError(f"No prompt has a number: prompt 0 has {self._why_none(0, of, position)}.")
+        return values[there].mean(0), int(there.sum())
+
+    def _why_none(self, prompt: int, of: str, position: int | None) -> str:
+        if of != "target" and int(self.answer_ids[prompt, self.n_targets]) < 0:
+            return f"no foil, so there is no {of}: use of='target'"
+        if self.columns(position)[prompt] is None:
+            read = [at for at in self.position_index[prompt].tolist() if at >= 0]
+            return f"nothing at position {position}: read were {', '.join(map(str, read))}"
+        return "contributions that are not numbers"
+
+    def where(self, prompt: int, position: int | None = None) -> str:
+        """Which token of a prompt was read, in words; empty for its last one."""
+        column = self.columns(position)[prompt]
+        if column is None:
+            return ""
+        at = int(self.position_index[prompt, column])
+        if self.lengths is not None and at == int(self.lengths[prompt]) - 1:
+            return ""
+        return f"at token {at}, {self.words[int(self.input_ids[prompt, column])]!r}"
+
+    def table(self, of: str | None = None, position: int | None = None) -> MetricTable:
         """Contributions as a table, a row for each prompt and a column for each component: ``.mean()`` gives means with intervals.
 
         Args:
@@ -137,23 +205,25 @@ class LogitAttributionResult:
         """
         of = self.default_of if of is None else of
         before = ", before the soft-cap" if self.cap else ""
+        values = self.values(of, position)
+        token = "the last token read" if position is None else f"token {position}"
         return MetricTable(
             name="contribution",
-            values=self.values(of, position).float(),
+            values=values.float(),
             columns=tuple(map(str, self.components)),
             addresses=self.components,
             unit="logits",
-            how=f"direct contribution to {what(of)}{before}, the final norm's scale frozen, at position {position}",
+            how=f"direct contribution to {what(of)}{before}, the final norm's scale frozen, at {token}",
             left_out={
-                str(i): "it has no such position or no foil"
-                for i in self.values(of, position).isnan().any(-1).nonzero().flatten().tolist()
+                str(i): f"it has {self._why_none(i, of, position)}"
+                for i in values.isnan().any(-1).nonzero().flatten().tolist()
             },
             prompts=self.prompts,
             model=self.model,
         )
 
     def top(
-        self, k: int = 10, *, of: str | None = None, prompt: int | None = None, position: int = -1
+        self, k: int = 10, *, of: str | None = None, prompt: int | None = None, position: int | None = None
     ) -> TopComponents:
         """The components that weigh most, of one prompt or in the mean over all, as a table.
 
@@ -164,28 +234,68 @@ class LogitAttributionResult:
             position: as in :meth:`values`.
 
         Raises:
-            InputError: there is no such prompt.
+            InputError: there is no such prompt, or no number of it.
         """
         of = self.default_of if of is None else of
-        if prompt is not None:
-            prompt = lookup.prompt_index(prompt, self.n_prompts)
-        if prompt is None and self.n_prompts > 1:
+        check_count(k)
+        values = self.values(of, position)
+        if prompt is None and self.n_prompts == 1:
+            prompt = 0
+        mean, n = self.one(values, prompt, of, position)
+        low = high = mean
+        if prompt is None:
             summary = self.table(of, position).mean()
             mean, low, high = summary.mean[0], summary.low[0], summary.high[0]
-        else:
-            mean = self.values(of, position)[prompt or 0]
-            low = high = mean
-        order = mean.abs().nan_to_num(-1.0).argsort(descending=True)[:k]
-        total = self.total(of, position)
+        total, _ = self.one(self.total(of, position).unsqueeze(-1), prompt, of, position)
+        order = mean.abs().argsort(descending=True)[:k]
         return TopComponents(
             names=tuple(str(self.components[i]) for i in order.tolist()),
             values=mean[order],
             low=low[order],
             high=high[order],
-            total=float(total[prompt or 0] if prompt is not None or self.n_prompts == 1 else total.nanmean()),
-            what=what(of) + (", before the soft-cap" if self.cap else ""),
-            n=self.n_prompts if prompt is None else 1,
+            total=float(total),
+            what=self._what(of),
+            n=n,
+            where="" if prompt is None else self.where(prompt, position),
         )
+
+    def top_neurons(
+        self, k: int = 10, *, of: str | None = None, prompt: int = 0, position: int | None = None
+    ) -> TopComponents:
+        """The neurons that weigh most in one prompt, as a table; other prompts keep other neurons.
+
+        Args:
+            k: how many, of those that were kept.
+            of: as in :meth:`values`.
+            prompt: index of the prompt.
+            position: as in :meth:`values`.
+
+        Raises:
+            InputError: no neurons were read, or there is no such prompt, or no number of it.
+        """
+        if self.neurons is None or self.neuron_index is None:
+            raise InputError('No neurons were read. Read again with LogitAttribution(model, by="neuron_topk").')
+        of = self.default_of if of is None else of
+        check_count(k)
+        prompt = lookup.prompt_index(prompt, self.n_prompts)
+        total, _ = self.one(self.total(of, position).unsqueeze(-1), prompt, of, position)
+        values = self._pick(self.neurons, of, position)[prompt]
+        column = self.columns(position)[prompt]
+        index = self.neuron_index[prompt, column or 0]
+        order = values.abs().nan_to_num(-1.0).argsort(descending=True)[: min(k, int((index[:, 0] >= 0).sum()))]
+        return TopComponents(
+            names=tuple(f"L{layer}.mlp_out.n{neuron}" for layer, neuron in index[order].tolist()),
+            values=values[order],
+            low=values[order],
+            high=values[order],
+            total=float(total),
+            what=self._what(of),
+            n=1,
+            where=self.where(prompt, position),
+        )
+
+    def _what(self, of: str) -> str:
+        return what(of) + (", before the soft-cap" if self.cap else "")
 
     def __getitem__(self, index: int | slice | Sequence[int]) -> LogitAttributionResult:
         """The attribution of one prompt or of some.
@@ -209,6 +319,9 @@ class LogitAttributionResult:
     def __len__(self) -> int:
         return self.n_prompts
 
+    def __iter__(self) -> Iterator[LogitAttributionResult]:
+        return (self[prompt] for prompt in range(self.n_prompts))
+
     def __repr__(self) -> str:
         prompts, positions, answers, components = self.contributions.shape
         return (
@@ -229,6 +342,7 @@ class TopComponents:
         total: what all contributions add up to.
         what: what that is.
         n: how many prompts.
+        where: which token was read, where it is not the prompt's last.
     """
 
     names: tuple[str, ...]
@@ -238,11 +352,12 @@ class TopComponents:
     total: float
     what: str
     n: int
+    where: str = ""
 
     def __repr__(self) -> str:
         width = max(map(len, self.names), default=0)
         reach = float(self.values.abs().max()) if len(self.values) else 1.0
-        of = f"mean of {self.n} prompts" if self.n > 1 else "one prompt"
+        of = f"mean of {self.n} prompts" if self.n > 1 else f"one prompt{f', {self.where}' if self.where else ''}"
         lines = [f"{self.what}: {self.total:+.3f} ({of})"]
         for i, name in enumerate(self.names):
             value = float(self.values[i])
@@ -251,6 +366,16 @@ class TopComponents:
                 f"{name:>{width}}  {value:+7.3f}{interval}  {'#' * round(20 * abs(value) / max(reach, 1e-9))}".rstrip()
             )
         return "\n".join(lines)
+
+
+def check_count(k: Any) -> None:
+    """Refuse a number of components that can't be listed.
+
+    Raises:
+        InputError: it is no whole number from 1 on.
+    """
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise InputError(f"k={k!r}: it must be a whole number from 1 on.")
 
 
 def what(of: str) -> str:

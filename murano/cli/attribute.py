@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     check_attribution(args.by, "last", 1)
     if args.top_k < 1:
         raise InputError(f"--top-k {args.top_k} is too few: 1 lists the component that weighs most.")
-    figure = figure_file(args.plot) if args.plot is not None else None
+    figure = figure_file(args.plot, page=False) if args.plot is not None else None
     saved = run_folder(args.save_dir) if args.save_dir is not None else None
 
     from murano import Pipeline, keys
@@ -68,12 +68,11 @@ def run(args: argparse.Namespace) -> int:
     print(as_json(found) if args.json else as_tables(found, args.top_k), flush=True)
     if figure or saved:
         say(args, "")
-    if figure is not None:
-        results[keys.PLOTS] = _draw(found, figure)
-        say(args, f"plot:  {', '.join(results[keys.PLOTS])}")
-    if saved is not None:
+    if saved is not None:  # first: whatever a figure comes to, the numbers are kept
         folder = Save(saved[0], saved[1], model_id=model.model_id)(results)[keys.OUTPUT_DIR]
         say(args, f"saved: {folder}")
+    if figure is not None:
+        say(args, f"plot:  {', '.join(_draw(found, figure))}")
     return 0
 
 
@@ -83,14 +82,20 @@ def as_tables(found: LogitAttributionResult, k: int) -> str:
     for prompt in range(found.n_prompts):
         text = str(found.prompts[prompt]) if found.prompts is not None else ""
         parts += [f"prompt: {text!r}", repr(_top(found, k, prompt))]
+        if found.neurons is not None:
+            parts += ["neurons:", repr(found.top_neurons(k, prompt=prompt, of=_of(found, prompt)))]
     if found.n_prompts > 1:
         parts.append(repr(found.top(k)))
     return "\n\n".join(parts)
 
 
 def _top(found: LogitAttributionResult, k: int, prompt: int) -> TopComponents:
+    return found.top(k, prompt=prompt, of=_of(found, prompt))
+
+
+def _of(found: LogitAttributionResult, prompt: int) -> str:
     foil = found.answer_ids.shape[1] > found.n_targets and int(found.answer_ids[prompt, found.n_targets]) >= 0
-    return found.top(k, prompt=prompt, of="difference" if foil else "target")
+    return "difference" if foil else "target"
 
 
 def as_json(found: LogitAttributionResult) -> str:
@@ -114,11 +119,19 @@ def as_json(found: LogitAttributionResult) -> str:
                     "model_logit": _number(float(found.model_logits[prompt, -1, column])),
                     "leftover": _number(float(found.leftover[prompt, -1, column])),
                     "contributions": {str(a): _number(v) for a, v in zip(found.components, values, strict=True)},
+                    **_neurons(found, prompt, column),
                 }
             )
         shown.append({"prompt": str(found.prompts[prompt]) if found.prompts is not None else "", "answers": of})
     about = {"model": dict(found.model), "by": found.by, "soft_cap": found.cap, "notes": list(found.notes)}
     return json.dumps({**about, "prompts": shown}, indent=1, allow_nan=False)
+
+
+def _neurons(found: LogitAttributionResult, prompt: int, column: int) -> dict[str, Any]:
+    if found.neurons is None or found.neuron_index is None:
+        return {}
+    pairs = zip(found.neuron_index[prompt, -1].tolist(), found.neurons[prompt, -1, column].tolist(), strict=True)
+    return {"neurons": {f"L{layer}.mlp_out.n{neuron}": _number(v) for (layer, neuron), v in pairs if layer >= 0}}
 
 
 def _number(value: float) -> float | None:
@@ -137,7 +150,8 @@ def _prompts(args: argparse.Namespace) -> PromptBatch:
         raise InputError('There are no prompts. Give one: murano attribute "The capital of France is" --target Paris')
     for index, prompt in enumerate(given):
         if not prompt.targets:
-            raise InputError(f"Prompt {index} has no target: {str(prompt)!r:.60}. Give it: --target Paris")
+            how = "--target Paris" if index < len(args.prompts) else f"in {args.file}, as the field 'target'"
+            raise InputError(f"Prompt {index} has no target: {str(prompt)!r:.60}. Give it: {how}")
     return as_prompts(given)
 
 

@@ -15,16 +15,21 @@ from murano.errors import ArtifactError, InputError, MissingExtraError
 FIGURES = (".png", ".pdf", ".svg", ".html")
 
 
-def figure_file(name: str) -> Path:
+def figure_file(name: str, page: bool = True) -> Path:
     """The file of ``--plot``.
+
+    Args:
+        name: as it was typed.
+        page: whether there is an interactive page of what is drawn.
 
     Raises:
         InputError: it is no figure, or can't be written.
         MissingExtraError: nothing that draws is installed.
     """
     path = Path(name)
-    if path.suffix.lower() not in FIGURES:
-        raise InputError(f"--plot {name!r}: a figure is one of {', '.join(FIGURES)}.")
+    allowed = FIGURES if page else FIGURES[:-1]
+    if path.suffix.lower() not in allowed:
+        raise InputError(f"--plot {name!r}: a figure {'' if page else 'of this '}is one of {', '.join(allowed)}.")
     if path.is_dir():
         raise InputError(f"--plot {name!r} is a folder: give the name of a file.")
     _check_folder(Path(os.path.abspath(path)).parent, f"--plot {name!r}")

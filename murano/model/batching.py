@@ -150,7 +150,12 @@ def make_batches(
         max_tokens: the size of a batch; a longer prompt makes a batch of its own.
         mix_lengths: whether prompts of different lengths may share a batch.
         order: which prompts, where not all.
+
+    Raises:
+        InputError: ``max_tokens`` is no number of tokens.
     """
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+        raise InputError(f"max_batch_tokens={max_tokens!r}: it must be a whole number from 1 upwards.")
     todo = sorted(range(len(encoded)) if order is None else order, key=lambda i: -len(encoded[i]))
     groups: list[list[int]] = []
     for index in todo:

@@ -21,7 +21,8 @@ Function = Callable[[Tensor], Tensor]
 
 def tolerance(dtype: torch.dtype) -> float:
     """How far, relative to its size, a computation in this dtype may be off."""
-    return {torch.float64: 1e-10, torch.float32: 2e-5}.get(dtype, 2 * torch.finfo(dtype).eps)
+    # Norms of most families compute in float32 whatever the weights are, so that float64 is no better.
+    return 2e-5 if dtype in (torch.float64, torch.float32) else 2 * torch.finfo(dtype).eps
 
 
 def exact(tensor: Tensor) -> Tensor:

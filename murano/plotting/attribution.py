@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
 from murano.artifacts.logit_attribution import LogitAttributionResult, summed, what
 from murano.artifacts.logit_lens import LogitLensResult
 from murano.artifacts.lookup import prompt_index
@@ -121,7 +125,7 @@ def plot_attribution(
     ax: Axes | None = None,
     *,
     of: str | None = None,
-    position: int = -1,
+    position: int | None = None,
     lens: LogitLensResult | None = None,
 ) -> Axes:
     """Draw how the final logit adds up, from the embedding at the bottom to the model's own number at the top.
@@ -134,7 +138,7 @@ def plot_attribution(
         prompt: index of the prompt; ``None`` for the mean over all.
         ax: where to draw; without it a new pyplot figure, as large as its content needs.
         of: ``"target"``, ``"foil"`` or ``"difference"``; ``None``: the difference where every prompt has a foil.
-        position: index on the position axis; -1 is the prompt's last token.
+        position: index of the token in its prompt, -1 is the last one; ``None``: the last one that was read.
         lens: a lens of the same prompts with its targets: what it reads after each layer is drawn as a curve. It differs from the sum so
             far, for it norms each layer's stream by that stream's own scale.
 
@@ -153,24 +157,26 @@ def waterfall(
     prompt: int | None = 0,
     *,
     of: str | None = None,
-    position: int = -1,
+    position: int | None = None,
     lens: LogitLensResult | None = None,
 ) -> Waterfall:
     """What :func:`plot_attribution` draws, as data; see there for the arguments."""
     check_attributed(result, prompt)
     of = result.default_of if of is None else of
-    total = one_of(as_array(result.total(of, position))[:, None], prompt)[0]
+    total, n = result.one(result.total(of, position).unsqueeze(-1), prompt, of, position)
     names, added = summed(result)
-    values = one_of(as_array(result._pick(added, of, position)), prompt)
-    curve = None if lens is None else one_of(_lens_curve(result, lens, of, position), prompt)
+    values, _ = result.one(result._pick(added, of, position), prompt, of, position)
+    curve = (
+        None if lens is None else result.one(_lens_curve(result, lens, of, position, prompt), prompt, of, position)[0]
+    )
     return Waterfall(
-        values=finite(values),
+        values=finite(as_array(values)),
         kinds=[address.component for address in names],
         layers=[address.layer for address in names],
         total=float(total),
-        curve=curve,
+        curve=None if curve is None else as_array(curve),
         x_title=read_as(result, prompt, of),
-        title=title_of(result, prompt),
+        title=title_of(result, prompt, n, position),
     )
 
 
@@ -188,14 +194,6 @@ def check_attributed(result: object, prompt: int | None) -> None:
         prompt_index(prompt, result.n_prompts)
 
 
-def one_of(values: Any, prompt: int | None) -> Any:
-    """A prompt's row, or the mean of those that have numbers."""
-    if prompt is not None:
-        return values[prompt]
-    there = values[~np.isnan(values).any(axis=1)]
-    return there.mean(axis=0) if len(there) else values[0]
-
-
 def read_as(result: LogitAttributionResult, prompt: int | None, of: str) -> str:
     """What is attributed, with the answers' own words where it is one prompt's."""
     text = what(of)
@@ -210,19 +208,27 @@ def read_as(result: LogitAttributionResult, prompt: int | None, of: str) -> str:
     return text + ("\nbefore the soft-cap, which is not part of the sum" if result.cap else "")
 
 
-def title_of(result: LogitAttributionResult, prompt: int | None) -> str:
-    """The model, and which of several prompts."""
-    which = (
-        "" if result.n_prompts == 1 else f"mean of {result.n_prompts} prompts" if prompt is None else f"prompt {prompt}"
-    )
-    return ", ".join(part for part in (str(result.model.get("model_id") or ""), which) if part)
+def title_of(result: LogitAttributionResult, prompt: int | None, n: int, position: int | None) -> str:
+    """The model, which of several prompts, and which token where it is not the last.
+
+    Args:
+        result: what was attributed.
+        prompt: the one shown; ``None`` for a mean.
+        n: of how many prompts a mean is.
+        position: the token.
+    """
+    which = "" if result.n_prompts == 1 else f"mean of {n} prompts" if prompt is None else f"prompt {prompt}"
+    where = "" if prompt is None and result.n_prompts > 1 else result.where(prompt or 0, position)
+    return ", ".join(part for part in (str(result.model.get("model_id") or ""), which, where) if part)
 
 
-def _lens_curve(result: LogitAttributionResult, lens: LogitLensResult, of: str, position: int) -> Any:
-    """What a lens reads after each layer, ``[prompt, layer]``.
+def _lens_curve(
+    result: LogitAttributionResult, lens: LogitLensResult, of: str, position: int | None, prompt: int | None
+) -> Float[Tensor, "prompt layer"]:
+    """What a lens reads after each layer; NaN for a prompt that is not shown.
 
     Raises:
-        InputError: it is of other prompts, or did not read what is needed.
+        InputError: it is of other prompts or positions, or did not read what is needed.
     """
     ids = result.answer_ids
     mine = (ids[:, 0], ids[:, result.n_targets]) if ids.shape[1] > result.n_targets else (ids[:, 0],)
@@ -232,11 +238,24 @@ def _lens_curve(result: LogitAttributionResult, lens: LogitLensResult, of: str, 
         found = theirs[index]
         if found is None or found.shape != mine[index].shape or not bool((found == mine[index]).all()):
             raise InputError("The lens is of other prompts, or did not read the same targets and foils.")
+    if lens.target_mode != "first":
+        raise InputError(
+            f"The lens reads whole answers (target_mode={lens.target_mode!r}), and their first token is attributed. "
+            "Read again with target_mode='first'."
+        )
     layers = sorted({a.layer for a in result.components if a.layer is not None})
     rows = [lens.layer_index(layer) for layer in layers]
-    logits = []
-    for index in needed:
-        log_probs = lens.target_log_probs if index == 0 else lens.foil_log_probs
-        assert log_probs is not None
-        logits.append(as_array(log_probs[rows, :, position, 0] + lens.log_normalizer[rows, :, position]).T)
-    return logits[0] - logits[1] if of == "difference" else logits[0]
+    curve = torch.full((result.n_prompts, len(rows)), torch.nan)
+    for number, column in enumerate(result.columns(position)):
+        if column is None or (prompt is not None and number != prompt_index(prompt, result.n_prompts)):
+            continue
+        at = lens.column(number, int(result.position_index[number, column]))
+        if int(lens.input_ids[number, at]) != int(result.input_ids[number, column]):
+            raise InputError(f"The lens is of other prompts: prompt {number} differs.")
+        logits = []
+        for index in needed:
+            log_probs = lens.target_log_probs if index == 0 else lens.foil_log_probs
+            assert log_probs is not None
+            logits.append(log_probs[rows, number, at, 0] + lens.log_normalizer[rows, number, at])
+        curve[number] = logits[0] - logits[1] if of == "difference" else logits[0]
+    return curve

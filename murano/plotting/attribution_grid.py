@@ -5,7 +5,7 @@ from __future__ import annotations
 from murano.address import Address
 from murano.artifacts.logit_attribution import LogitAttributionResult
 from murano.errors import InputError
-from murano.plotting.attribution import check_attributed, one_of, read_as, title_of
+from murano.plotting.attribution import check_attributed, read_as, title_of
 from murano.plotting.backend import Axes, np
 from murano.plotting.grid import Grid
 from murano.plotting.scales import difference_scale
@@ -22,7 +22,7 @@ def plot_attribution_grid(
     ax: Axes | None = None,
     *,
     of: str | None = None,
-    position: int = -1,
+    position: int | None = None,
 ) -> Axes:
     """Draw what each layer's components add to the final logit: rows are layers, the first at the bottom.
 
@@ -34,7 +34,7 @@ def plot_attribution_grid(
         prompt: index of a prompt; ``None`` for the mean over all.
         ax: where to draw; without it a new pyplot figure.
         of: ``"target"``, ``"foil"`` or ``"difference"``; ``None``: the difference where every prompt has a foil.
-        position: index on the position axis; -1 is each prompt's last token.
+        position: index of the token in its prompt, -1 is the last one; ``None``: the last one that was read.
 
     Returns:
         The axes, to go on with.
@@ -47,12 +47,13 @@ def plot_attribution_grid(
 
 
 def attribution_grid(
-    result: LogitAttributionResult, prompt: int | None = None, *, of: str | None = None, position: int = -1
+    result: LogitAttributionResult, prompt: int | None = None, *, of: str | None = None, position: int | None = None
 ) -> Grid:
     """What :func:`plot_attribution_grid` draws, as data; see there for the arguments."""
     check_attributed(result, prompt)
     of = result.default_of if of is None else of
-    values = one_of(as_array(result.values(of, position)), prompt)
+    found, n = result.one(result.values(of, position), prompt, of, position)
+    values = as_array(found)
     layers = sorted({a.layer for a in result.components if a.layer is not None})
     columns = list(dict.fromkeys(_column(a) for a in sorted(result.components, key=_order) if a.layer is not None))
     if not columns:
@@ -75,7 +76,7 @@ def attribution_grid(
         below=[[column] for column in columns],
         plain_below=True,
         below_title=read_as(result, prompt if result.n_prompts > 1 else 0, of),
-        title=title_of(result, prompt),
+        title=title_of(result, prompt, n, position),
     )
 
 

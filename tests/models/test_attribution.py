@@ -342,7 +342,7 @@ def test_what_it_says() -> None:
     torch.testing.assert_close(found.values().sum(-1), found.total(), atol=1e-5, rtol=0)
     with pytest.raises(InputError, match="of='both' is unknown"):
         found.values("both")
-    with pytest.raises(InputError, match="Position 1 does not exist"):
+    with pytest.raises(InputError, match="Position 1 was not read"):
         found.values(position=1)
 
 

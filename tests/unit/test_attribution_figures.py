@@ -19,14 +19,14 @@ from support.reading import held
 from support.tiny_models import tiny_model
 from support.tiny_tokenizer import tiny_tokenizer
 
-from murano import Pipeline, keys, load_run, logit_attribution, logit_lens
+from murano import MuranoModel, Pipeline, keys, load_run, logit_attribution, logit_lens
 from murano.artifacts.logit_attribution import LogitAttributionResult, summed
 from murano.cli import main
 from murano.errors import InputError
 from murano.plotting import plot_attribution, plot_attribution_grid
 from murano.plotting.attribution import waterfall
 from murano.plotting.attribution_grid import attribution_grid
-from murano.prompts import as_prompts
+from murano.prompts import Prompt, as_prompts
 from murano.steps import LoadPrompts, LogitAttribution, LogitLens, Plot, Save
 
 TEXTS, TARGETS, FOILS = ["The capital of France is", "Paris is in"], [" Paris", " France"], [" London", " the"]
@@ -209,3 +209,103 @@ def test_bad_input(arguments: list[str], named: str, capsys: pytest.CaptureFixtu
     assert main(["attribute", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == "" and named in err and err.count("\n") == 1
+
+
+def ragged(by: str = "component", **options: Any) -> LogitAttributionResult:
+    """Three prompts of which the second has no foil, and the third one token."""
+    prompts = [*TEXTS, Prompt(token_ids=(40,))]
+    targets, foils = [*TARGETS, 50], [FOILS[0], None, 60]
+    return logit_attribution(held("llama"), prompts, targets=targets, foils=foils, by=by, positions="all", **options)
+
+
+def test_positions_are_those_of_tokens_in_their_prompt() -> None:
+    whole = found()
+    some = logit_attribution(held("llama"), TEXTS, targets=TARGETS, foils=FOILS, positions=[-1, 0])
+    assert torch.equal(some.values(), some.values(position=-1))  # the last one, wherever it stands on the axis
+    torch.testing.assert_close(some.values(), whole.values(), rtol=0, atol=1e-5)
+    first = logit_attribution(held("llama"), TEXTS, targets=TARGETS, foils=FOILS, positions=[0])
+    torch.testing.assert_close(some.values(position=0), first.values(), rtol=0, atol=1e-5)
+    assert "one prompt, at token 0, 'The'" in repr(first.top(1, prompt=0))
+    assert "(one prompt)" in repr(some.top(1, prompt=0))
+    assert waterfall(first, 0).title.endswith("prompt 0, at token 0, 'The'")
+    with pytest.raises(InputError, match=r"Position -1 was not read.*read were 0\."):
+        first.values(position=-1)
+
+
+def test_what_has_no_number_is_said_and_not_counted() -> None:
+    result = ragged()
+    assert [len(one) for one in result] == [1, 1, 1]
+    assert "(mean of 2 prompts)" in repr(result.top(1, of="difference"))
+    assert "(mean of 2 prompts)" in repr(result.top(1, of="target", position=-3))
+    assert result.table("difference").left_out == {"1": "it has no foil, so there is no difference: use of='target'"}
+    assert waterfall(result, None, of="difference").title.endswith("mean of 2 prompts")
+    for draw in (result.top, lambda **o: plot_attribution(result, **o), lambda **o: plot_attribution_grid(result, **o)):
+        with pytest.raises(InputError, match="Prompt 1 has no foil"):
+            draw(prompt=1, of="difference")
+        with pytest.raises(InputError, match="Prompt 2 has nothing at position -3: read were 0"):
+            draw(prompt=2, of="target", position=-3)
+    for k in (0, -1, 2.5, "3", True):
+        with pytest.raises(InputError, match="must be a whole number from 1"):
+            result.top(k)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="no prompts"):
+        result[[]].top()
+    plt.close("all")
+
+
+def test_a_lens_of_something_else_is_not_drawn_over_it() -> None:
+    result = found()
+    model, answers = held("llama"), {"targets": TARGETS, "foils": FOILS}
+    for options, said in (
+        ({"positions": [0]}, "was not read"),
+        ({"target_mode": "sequence"}, "target_mode='first'"),
+    ):
+        lens = logit_lens(model, as_prompts(TEXTS, **answers), **options)
+        with pytest.raises(InputError, match=said):
+            plot_attribution(result, 0, lens=lens)
+    first = logit_attribution(model, TEXTS, **answers, positions=[0, -1])
+    lens = logit_lens(model, as_prompts(TEXTS, **answers))
+    curve = waterfall(first, 0, position=0, lens=lens).curve
+    logits = lens.target_log_probs[:, 0, lens.column(0, 0), 0] - lens.foil_log_probs[:, 0, lens.column(0, 0), 0]
+    assert curve == pytest.approx(logits.tolist(), abs=1e-5)
+    plt.close("all")
+
+
+def test_neurons_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    result = ragged("neuron_topk", neurons=10**6)
+    n = result.model["n_layers"] * held("llama").config.intermediate_size
+    assert result.neurons.shape[-1] == n  # all there are
+    top = result.top_neurons(4, prompt=0)
+    values = result._pick(result.neurons, "target", None)[0]
+    assert top.values.abs().tolist() == values.abs().sort(descending=True).values[:4].tolist()
+    layer, neuron = result.neuron_index[0, -1][values.abs().argmax()].tolist()
+    assert top.names[0] == f"L{layer}.mlp_out.n{neuron}"
+    with pytest.raises(InputError, match='by="neuron_topk"'):
+        found().top_neurons()
+
+
+def test_other_widths_and_arguments() -> None:
+    model = MuranoModel(tiny_model("llama").double(), tokenizer=tiny_tokenizer())
+    result = logit_attribution(model, TEXTS, targets=TARGETS, by="head")
+    assert float(result.leftover.abs().max()) < 1e-5
+    for wrong in (0, -4, 1.5, "a", True):
+        with pytest.raises(InputError, match=f"max_batch_tokens={wrong!r}"):
+            logit_attribution(model, TEXTS, targets=TARGETS, max_batch_tokens=wrong)  # type: ignore[arg-type]
+    noted = logit_attribution(model, TEXTS, targets=[["a", "b"], "c"]).notes
+    assert any("Several targets or foils (prompt 0): each" in note for note in noted)
+
+
+@pytest.mark.parametrize("targets", [b"ab", {" Paris", " France"}, {"target": " Paris"}, [b" Paris", " France"]])
+def test_containers_whose_items_are_no_answers(targets: Any) -> None:
+    with pytest.raises(InputError, match="targets"):
+        as_prompts(TEXTS, targets=targets)
+
+
+def test_nothing_is_lost_to_a_figure(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["attribute", TEXTS[0], "--target", "Paris", "--model", folder]
+    assert main([*asked, "--plot", str(tmp_path / "x.html"), "--save", str(tmp_path / "run")]) == 2
+    assert "of this is one of .png, .pdf, .svg." in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert main([*asked, "--by", "neuron_topk", "--top-k", "2"]) == 0
+    assert ".mlp_out.n" in capsys.readouterr().out
+    assert main([*asked, "--by", "neuron_topk", "--json"]) == 0
+    neurons = json.loads(capsys.readouterr().out)["prompts"][0]["answers"][0]["neurons"]
+    assert len(neurons) == 20 and all(name.startswith("L") for name in neurons)
