@@ -170,7 +170,7 @@ def read_generation(
         cells, n_cells = number_cells([range(len(ids) - 1, len(ids) - 1 + steps) for ids in group])
         with model.asking(addresses, n_cells, cells, top_k=top_k, max_chunk_bytes=max_chunk_bytes, late_tokens=1):
             own_settings = dict(enumerate(each[start : start + at_once]))
-            done = model.run(dict(enumerate(group)), max_tokens=steps, each=own_settings, **sampling)
+            done = model.run(dict(enumerate(group)), max_tokens=steps, each=own_settings, logprobs=0, **sampling)
             written = [done[i][0] for i in range(len(group))]
             ids = torch.tensor([[*ids, *[0] * (steps - len(ids))] for ids in written])
             found = model.answer(ids.view(-1, 1))

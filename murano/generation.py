@@ -268,6 +268,8 @@ class _EngineRun(_Run):
     def write(self, group: Sequence[int], progress: Any) -> None:
         assert isinstance(self.model, VLLMModel)
         sampling, seed = self.sampling, self.sampler.seed
+        if sampling.temperature > 2:
+            raise InputError(f"temperature={sampling.temperature}: vLLM takes 0 to 2. The eager backend takes any.")
         each = [{"stop_token_ids": sorted(self.ends[i]), **({} if seed is None else {"seed": seed + i})} for i in group]
         found = read_generation(
             self.model,

@@ -369,7 +369,8 @@ def _warn(notes: Sequence[str]) -> None:
 
 def describe(model: MuranoModel) -> dict[str, Any]:
     """What an artifact says about the model it was read from."""
-    packages = ("murano-interp", "torch", "transformers", "tokenizers", "numpy", *model.packages)
+    versions = {name: _version(name) for name in ("murano-interp", "torch", "transformers", "tokenizers", "numpy")}
+    versions |= {name: version for name in model.packages if (version := _version(name)) != "unknown"}
     return {
         "model_id": model.model_id,
         "revision": model.revision,
@@ -381,7 +382,7 @@ def describe(model: MuranoModel) -> dict[str, Any]:
         "d_model": model.d_model,
         "vocab_size": model.vocab_size,
         "weights": model.weights,
-        "versions": {name: _version(name) for name in packages},
+        "versions": versions,
     }
 
 

@@ -426,7 +426,7 @@ class MuranoModel:
         with at_rest(self.hf_model, grad=not detach and torch.is_grad_enabled()), frozen(self.hf_model):
             # Three axes keep their shape, so that equal shapes give the model's own numbers to the bit.
             rows = residuals if residuals.ndim == 3 else residuals.reshape(1, -1, self.d_model)
-            rows = rows.to(self.dtype) if not rows.is_floating_point() else rows
+            rows = rows if rows.dtype in (self.dtype, self.stream_dtype) else rows.to(self.stream_dtype)
             if isinstance(tail, Replay) and residuals.ndim != 3:
                 rows = rows.transpose(0, 1)
             logits = tail.raw(rows) if raw and isinstance(tail, ShortPath) else tail(rows)

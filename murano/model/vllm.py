@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import importlib.util
 import os
+import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,7 +21,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from murano.address import Address, is_one
-from murano.errors import InputError, MissingExtraError, ModelError, ReadoutError, UnsupportedModelError, nearest
+from murano.errors import (
+    InputError,
+    MissingExtraError,
+    ModelError,
+    MuranoError,
+    ReadoutError,
+    UnsupportedModelError,
+    nearest,
+)
 from murano.model import MuranoModel
 from murano.model.anatomy import BATCH, POSITIONS, draw_ids, text_config
 from murano.model.captured import Captured
@@ -61,6 +70,7 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
         (None,),
         "quantised weights were never held against the eager backend. Load the weights as they were trained",
     ),
+    "enable_lora": ((False, None), "adapters were never held against the eager backend. Merge them into the weights"),
     "runner": (("auto", "generate", None), "a pooling model predicts no tokens"),
     "worker_extension_cls": ((), "it is what reads the layers"),
     "model": ((), "the model is the first argument"),
@@ -131,6 +141,7 @@ class VLLMModel(MuranoModel):
             kind = method.get("quant_method") if isinstance(method, dict) else getattr(method, "quant_method", "")
             raise InputError(f"{self.model_id!r} is quantised ({kind}): {_REFUSED['quantization'][1]}.")
         self.engine_args = engine_args
+        self._steering: list[dict[int, Tensor]] = []
 
     # The engine
 
@@ -176,23 +187,43 @@ class VLLMModel(MuranoModel):
             "async_scheduling": False,
             "worker_extension_cls": "murano.worker.LensWorker",
         }
+        asked, most = self.engine_args.get("max_model_len"), super().context
+        if isinstance(asked, int) and asked > 0 and (most is None or asked < most):
+            arguments["max_model_len"] = asked + 1  # for the token that the engine makes whatever it is asked
         try:
-            return LLMEngine.from_engine_args(EngineArgs(**arguments))
+            engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         except Exception as error:  # the engine raises whatever it likes
             lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason given"]
+            given = ", ".join(f"{name}={value!r}" for name, value in self.engine_args.items())
             raise ModelError(
-                f"vLLM can't load {self.model_id!r}: {type(error).__name__}: {' '.join(lines)[:600]}"
+                f"vLLM can't load {self.model_id!r}{f' with {given}' if given else ''}: {type(error).__name__}: {' '.join(lines)[:600]}"
             ) from error
+        _RUNNING.add(self)
+        return engine
 
     def close(self) -> None:
-        """Shut the engine down and free its memory; the next call that needs it starts another."""
-        engine = self.__dict__.pop("engine", None)
-        self.__dict__.pop("facts", None)
-        if engine is not None:
-            engine.engine_core.shutdown()
-            from vllm.distributed import cleanup_dist_env_and_memory
+        """Shut the engine down and free its memory; the next call that needs it starts another.
 
-            cleanup_dist_env_and_memory()
+        Engines in one process share what vLLM keeps of its workers, so that all of them are shut down.
+        """
+        if "engine" not in self.__dict__:
+            return
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        for model in list(_RUNNING):
+            engine = model.__dict__.pop("engine", None)
+            for found in ("facts", "_readout"):
+                model.__dict__.pop(found, None)
+            if engine is not None:
+                engine.engine_core.shutdown()
+        _RUNNING.clear()
+        cleanup_dist_env_and_memory()
+
+    def __enter__(self) -> VLLMModel:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """Call a method of :class:`murano.worker.LensWorker` by name on every worker."""
@@ -213,10 +244,10 @@ class VLLMModel(MuranoModel):
             encoded: the tokens of each request.
             max_tokens: how many are generated: the engine always makes one.
             each: what is only for one request, of the same settings.
-            sampling: of vLLM's ``SamplingParams``: ``stop_token_ids``, ``temperature``, ``top_p``, ``seed``, …
+            sampling: of vLLM's ``SamplingParams``: ``stop_token_ids``, ``temperature``, ``top_p``, ``seed``, ``logprobs``, …
 
         Returns:
-            For each request the tokens that were written, and the engine's own log-probability of each.
+            For each request the tokens that were written, and with ``logprobs=0`` the engine's own log-probability of each.
         """
         engine = self.engine
         from vllm import SamplingParams
@@ -227,7 +258,7 @@ class VLLMModel(MuranoModel):
             "max_tokens": max_tokens,
             "ignore_eos": True,
             "detokenize": False,
-            "logprobs": 0 if max_tokens > 1 else None,
+            "logprobs": None,
             **sampling,
         }
         names = []
@@ -264,7 +295,7 @@ class VLLMModel(MuranoModel):
             for prompts in ids:
                 self.run(dict(enumerate(prompts)))
             found: list[dict[str, Any]] = self.call("murano_prove")
-        except UnsupportedModelError:
+        except MuranoError:
             raise
         except Exception as error:
             raise UnsupportedModelError(
@@ -513,6 +544,12 @@ class VLLMModel(MuranoModel):
 
     def _feed(self, residuals: Float[Tensor, "*row d_model"], **options: Any) -> dict[str, Tensor]:
         rows = residuals.detach().reshape(1, -1, self.d_model)
+        if not rows.shape[1]:
+            wide = {
+                "logits": torch.empty(1, 0, self.vocab_size),
+                "top_probs": torch.empty(1, 0, options.get("top_k", 1)),
+            }
+            return wide | {"top_ids": wide["top_probs"].long()}
         with self.asking([Address(self.n_layers - 1)], rows.shape[1], **options):
             self.call("murano_feed", pack({"rows": rows}))
             return self.answer()
@@ -521,12 +558,22 @@ class VLLMModel(MuranoModel):
 
     @contextlib.contextmanager
     def steered(self, add: Mapping[Any, Tensor]) -> Iterator[None]:
-        vectors = check_vectors(add, self.n_layers, self.d_model)
-        self.call("murano_add", pack({str(layer): vector for layer, vector in vectors.items()}))
+        self._steering.append(check_vectors(add, self.n_layers, self.d_model))
         try:
+            self._steer()
             yield
         finally:
-            self.call("murano_add", pack({}))
+            self._steering.pop()
+            self._steer()
+
+    def _steer(self) -> None:
+        """Have the workers add what all ``with`` blocks that are open ask for."""
+        total: dict[str, Tensor] = {}
+        for vectors in self._steering:
+            for layer, vector in vectors.items():
+                vector = vector.detach().float().cpu()
+                total[str(layer)] = total[str(layer)] + vector if str(layer) in total else vector
+        self.call("murano_add", pack(total))
 
     def _write(
         self, encoded: Sequence[Sequence[int]], max_new_tokens: int, ends: Sequence[Collection[int]]
@@ -565,6 +612,10 @@ class VLLMModel(MuranoModel):
         options = [] if self.source is None else [repr(str(self.source))]
         options += ['backend="vllm"', *(f"{name}={value!r}" for name, value in self.engine_args.items())]
         return f"MuranoModel({', '.join(options)})"
+
+
+#: Models whose engine runs in this process.
+_RUNNING: weakref.WeakSet[VLLMModel] = weakref.WeakSet()
 
 
 def number_cells(positions: Sequence[Sequence[int]]) -> tuple[Int[Tensor, "request position"], int]:

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from murano import MuranoModel
 from murano.errors import InputError, MissingExtraError, ModelError, UnsupportedModelError
+from murano.generation import follow_generation
 from murano.lens import logit_lens
 
 SMALL = 16 << 20
@@ -230,3 +231,67 @@ def test_the_extra_is_named_where_vllm_is_missing(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"murano-interp\[vllm\]"):
         MuranoModel("anything", backend="vllm")
+
+
+def test_steering_nests(engines: Callable[..., Any], folders: Callable[..., Path]) -> None:
+    folder = folders("llama")
+    own, model = eager(folder), engines(folder, kv_cache_memory_bytes=SMALL)
+    a, b = torch.linspace(-2, 2, 64), torch.linspace(3, -1, 64)
+
+    def seen(of: Any) -> list[Any]:
+        with of.steered({"L0.resid_post": a}):
+            with of.steered({"L0.resid_post": b, "L1.resid_post": b}):
+                both = logit_lens(of, prompts())
+            written = of.generate(prompts(), max_new_tokens=4, add={"L1.resid_post": b}).ids
+            return [both, logit_lens(of, prompts()), written]
+
+    (both, one, written), (both_here, one_here, written_here) = seen(own), seen(model)
+    assert_equal(both_here, both)
+    assert_equal(one_here, one)
+    assert written_here == written
+    assert_equal(logit_lens(model, prompts()), logit_lens(own, prompts()))
+
+
+def test_one_token_and_draws_that_are_too_hot(engines: Callable[..., Any], folders: Callable[..., Path]) -> None:
+    folder = folders("llama")
+    own, model = eager(folder), engines(folder, kv_cache_memory_bytes=SMALL)
+    found, expected = (follow_generation(m, prompts(), max_new_tokens=1) for m in (model, own))
+    assert torch.equal(found.sampled_ids, expected.sampled_ids)
+    torch.testing.assert_close(found.own_log_probs, expected.own_log_probs, rtol=0, atol=1e-4)
+    with pytest.raises(InputError, match=r"temperature=2.1: vLLM takes 0 to 2"):
+        follow_generation(model, prompts(), max_new_tokens=2, temperature=2.1, seed=1)
+    assert model.decode(torch.zeros(2, 0, 64)).shape == (2, 0, model.vocab_size)
+    assert [tuple(t.shape) for t in model.decode_top_k(torch.zeros(0, 64), 3)] == [(0, 3), (0, 3)]
+
+
+def test_the_context_that_was_asked_for(engines: Callable[..., Any], folders: Callable[..., Path]) -> None:
+    folder = folders("llama")
+    model = engines(folder, kv_cache_memory_bytes=SMALL, max_model_len=20)
+    full = [[4 + i for i in range(20)]]
+    assert_equal(logit_lens(model, full), logit_lens(eager(folder), full))
+    with pytest.raises(InputError, match="has 21 tokens, but the model's context is 20"):
+        logit_lens(model, [[4] * 21])
+
+
+def test_closing_one_of_two_engines(folders: Callable[..., Path], engines: Callable[..., Any]) -> None:
+    options = {"backend": "vllm", "kv_cache_memory_bytes": SMALL}
+    engines(folders("llama"), kv_cache_memory_bytes=SMALL, max_model_len=64).close()  # none but those below
+    expected = logit_lens(eager(folders("llama")), prompts())
+    with MuranoModel(folders("llama"), **options) as one:
+        with MuranoModel(folders("qwen2"), **options) as other:
+            logit_lens(other, prompts())
+            assert_equal(logit_lens(one, prompts()), expected)
+        assert "engine" not in vars(other)
+        assert_equal(logit_lens(one, prompts()), expected)
+
+
+def test_what_the_engine_does_not_take_is_no_matter_of_the_model(folders: Callable[..., Path]) -> None:
+    for wrong, said in (
+        ({"no_such": 1}, "'no_such' is no argument of vLLM's engine"),
+        ({"block_size": "x"}, "vLLM can't load .* with block_size='x'"),
+    ):
+        with pytest.raises((InputError, ModelError), match=said) as caught:
+            logit_lens(MuranoModel(folders("llama"), backend="vllm", **wrong), prompts())
+        assert not isinstance(caught.value, UnsupportedModelError)
+    with pytest.raises(InputError, match="enable_lora=True .* Merge them into the weights"):
+        MuranoModel(folders("llama"), backend="vllm", enable_lora=True)
