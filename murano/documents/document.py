@@ -44,7 +44,7 @@ class Document:
     def __init__(self, data: Mapping[str, Any], path: str | os.PathLike[str] | None = None) -> None:
         if not isinstance(data, Mapping):
             raise InputError(f"{_NO_DOCUMENT}, not {_shown(data)}.")
-        self.path = Path(path) if path is not None else None
+        self.path = as_path(path, "path", "the document's file") if path is not None else None
         found = find_problems(dict(data), self.folder)
         if found:
             raise DocumentError(self.name, found)

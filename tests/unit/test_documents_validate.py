@@ -285,6 +285,11 @@ def test_what_is_no_document_at_all(given: Any) -> None:
             ask(given)
 
 
+def test_a_path_that_is_none() -> None:
+    with pytest.raises(InputError, match="path=5 is no path: give the document's file"):
+        documents.Document(SEED, 5)  # type: ignore[arg-type]
+
+
 def test_where_a_document_cant_be_saved(tmp_path: Path) -> None:
     document = documents.load(SEED)
     for name in ("a.txt", "out", "a.yaml"):
