@@ -261,6 +261,8 @@ def read_all(
     sections = [batches[i : i + CHECKPOINT_BATCHES] for i in range(0, len(batches), CHECKPOINT_BATCHES)]
     first = checkpoint.load() if checkpoint is not None else 0
     done = sum(len(batch.prompts) for section in sections[:first] for batch in section)
+    if done:
+        logger.warning("The lens goes on from its checkpoint: %d of %d prompts are read already.", done, len(good))
     with tqdm(total=len(good), initial=done, unit="prompt", desc="logit lens", delay=2.0, leave=False) as progress:
         try:
             for index, section in enumerate(sections[first:], start=first):
@@ -340,7 +342,7 @@ def _encode(
         if not wrong and target_mode == "sequence" and of["targets"] and not last:
             wrong = f"is not read at its last position (positions={list(positions or ())}), where target_mode='sequence' reads its target"
         if wrong:
-            bad[index] = f"Prompt {index} {wrong}: {str(prompt)!r:.60}."
+            bad[index] = f"Prompt {index} {wrong}: {str(prompt)[:60]!r}."
             if on_error == "raise":
                 raise InputError(bad[index] + ("" if len(prompts) == 1 else " With on_error='skip' it is left out."))
             of = {"targets": [], "foils": []}

@@ -111,7 +111,8 @@ class MetricTable:
     ) -> MetricSummary:
         """The mean over prompts with its bootstrap interval.
 
-        The interval is the percentile bootstrap (Efron 1979): prompts are drawn again with replacement, within each group.
+        The interval is the percentile bootstrap (Efron 1979): prompts are drawn again with replacement, within each group, and the
+        same ones for every column. A single prompt has none: its ends are NaN.
 
         Args:
             by: a name in the prompts' metadata to group by.
@@ -129,8 +130,7 @@ class MetricTable:
         means, low, high, counts = [], [], [], []
         for indices in groups.values():
             rows = values[indices]
-            generator = np.random.default_rng(seed)
-            columns = [_interval(column[~np.isnan(column)], confidence, resamples, generator) for column in rows.T]
+            columns = [_interval(column[~np.isnan(column)], confidence, resamples, seed) for column in rows.T]
             means.append([c[0] for c in columns])
             low.append([c[1] for c in columns])
             high.append([c[2] for c in columns])
@@ -211,8 +211,8 @@ class MetricSummary:
         by: the metadata that groups.
         groups: their names.
         mean: of the prompts that have a number.
-        low: lower end of the interval.
-        high: upper end of the interval.
+        low: lower end of the interval; NaN for a single prompt.
+        high: upper end of the interval; NaN for a single prompt.
         n: how many prompts have a number.
         confidence: of the interval.
     """
@@ -256,15 +256,18 @@ class MetricSummary:
             [
                 column if same else f"{column} ({self.table.units[j]})",
                 *(
-                    f"{self.mean[i, j]:.3g} [{self.low[i, j]:.3g}, {self.high[i, j]:.3g}]{self._of_fewer(i, j)}"
-                    if self.n[i, j]
-                    else "–"
+                    f"{self.mean[i, j]:.3g}{self._interval(i, j)}{self._of_fewer(i, j)}" if self.n[i, j] else "–"
                     for i in range(len(self.groups))
                 ),
             ]
             for j, column in enumerate(self.table.columns)
         ]
         return header, cells
+
+    def _interval(self, group: int, column: int) -> str:
+        """The interval of a mean, where it has one."""
+        low, high = float(self.low[group, column]), float(self.high[group, column])
+        return "" if math.isnan(low) else f" [{low:.3g}, {high:.3g}]"
 
     def _of_fewer(self, group: int, column: int) -> str:
         """How many prompts a mean is of, where that is not said at the top."""
@@ -275,7 +278,8 @@ class MetricSummary:
         table = self.table
         unit = f" ({table.unit})" if table.unit and len(set(table.units)) == 1 else ""
         left = f"; {len(table.left_out)} left out: {next(iter(table.left_out.values()))}" if table.left_out else ""
-        return f"{table.name}{unit}: mean and {self.confidence:.0%} interval{left}"
+        what = f"mean and {self.confidence:.0%} interval" if int(self.n.max()) > 1 else "value of one prompt"
+        return f"{table.name}{unit}: {what}{left}"
 
     def __repr__(self) -> str:
         header, cells = self._rows()
@@ -299,9 +303,10 @@ def _frame(records: list[dict[str, Any]]) -> Any:
     return pandas.DataFrame(records)
 
 
-def _interval(values: Any, confidence: float, resamples: int, generator: Any) -> tuple[float, float, float]:
-    if not len(values):
-        return math.nan, math.nan, math.nan
+def _interval(values: Any, confidence: float, resamples: int, seed: int) -> tuple[float, float, float]:
+    if len(values) < 2:  # one number says nothing of how much it would vary
+        return (float(values[0]) if len(values) else math.nan), math.nan, math.nan
+    generator = np.random.default_rng(seed)  # begun anew for each column: the same prompts are drawn in all of them
     # In blocks, so that memory does not grow with prompts × resamples.
     per = max(1, 1_000_000 // len(values))
     means = np.concatenate(

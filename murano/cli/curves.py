@@ -25,7 +25,7 @@ def as_text(run: DocumentRun, metrics: tuple[str, ...]) -> str:
 def _lines(run: DocumentRun, metrics: tuple[str, ...]) -> Iterator[str]:
     info = run.info
     done = "finished" if info.get("finished") else "interrupted: murano run goes on with it"
-    yield f"{run.folder}: run of {info['document']['name']}, {len(run.points)} points, {done}"
+    yield f"{run.folder}: run of {info['document']['name']}, {len(run.points)} point{'s' if len(run.points) != 1 else ''}, {done}"
     model, proof = info.get("model", {}), info.get("readout", {})
     if model:
         revision = f" at {model['revision']}" if model.get("revision") else ""
@@ -37,7 +37,8 @@ def _lines(run: DocumentRun, metrics: tuple[str, ...]) -> Iterator[str]:
     yield from (f"  note     {note}" for note in info.get("notes", []))
     for metric in metrics:
         yield ""
-        yield from curve(run.table(metric), list(run.points))
+        table = run.table(metric)
+        yield from curve(table, [point or column for point, column in zip(run.points, table.columns, strict=True)])
 
 
 def curve(table: MetricTable, points: list[str]) -> Iterator[str]:
@@ -45,18 +46,21 @@ def curve(table: MetricTable, points: list[str]) -> Iterator[str]:
 
     Args:
         table: the metric, a column for each point.
-        points: their names.
+        points: what each is called.
     """
     summary = table.mean()
+    rows = table.values.shape[0]
     means = summary.mean[0].tolist()
     sizes = [abs(mean) for mean in means if mean == mean]
     top = max(sizes, default=0.0) or 1.0
-    yield f"{table.name} ({table.unit}): mean of {table.values.shape[0]} rows, and its {summary.confidence:.0%} interval"
+    what = f"mean of {rows} rows, and its {summary.confidence:.0%} interval" if rows > 1 else "value of the only row"
+    yield f"{table.name} ({table.unit}): {what}"
     width = max(map(len, points))
     columns = zip(points, means, summary.low[0].tolist(), summary.high[0].tolist(), strict=True)
     for point, mean, low, high in columns:
         bar = ("█" if mean >= 0 else "░") * round(WIDTH * abs(mean) / top) if mean == mean else ""
-        yield f"  {point:<{width}}  {mean:>10.4g}  [{low:.4g}, {high:.4g}]  {bar}".rstrip()
+        interval = f"[{low:.4g}, {high:.4g}]  " if low == low else ""
+        yield f"  {point:<{width}}  {mean:>10.4g}  {interval}{bar}".rstrip()
 
 
 def draw(run: DocumentRun, metrics: tuple[str, ...], file: Path) -> list[str]:

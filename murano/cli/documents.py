@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from murano.cli.command import add_backend_arguments, backend_of, new_command, say
@@ -63,36 +65,39 @@ def validate(args: argparse.Namespace) -> int:
 
 def explain(args: argparse.Namespace) -> int:
     """Print the plan."""
-    document = _load(args.document)
-    if document is None:
-        return 2
-    print(document.plan())
-    return 0
+    from murano import documents
+
+    with _said() as refused:
+        print(documents.load(args.document).plan())
+    return 2 if refused else 0
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the document, and list what was written."""
-    backend = backend_of(args)
-    document = _load(args.document)
-    if document is None:
-        return 2
-    done = document.run(args.out, force=args.force, model=document.open_model(**backend))
-    names = ["document.json", "run.json", *(n for p in done.info["points"].values() for n in p["files"])]
-    for name in dict.fromkeys(names):
-        print(f"{args.out}/{name}")
-    say(args, f"The curves: murano show {args.out}")
-    return 0
-
-
-def _load(name: str) -> Document | None:
-    """The document, or nothing when what is wrong with it has been said, a problem to a line."""
     from murano import documents
 
+    backend = backend_of(args)
+    with _said() as refused:
+        document = documents.load(args.document)
+        done = document.run(args.out, force=args.force, model=document.open_model(**backend))
+        names = ["document.json", "run.json", *(n for p in done.info["points"].values() for n in p["files"])]
+        for name in dict.fromkeys(names):
+            print(f"{args.out}/{name}")
+        say(args, f"The curves: murano show {args.out}")
+    return 2 if refused else 0
+
+
+@contextlib.contextmanager
+def _said() -> Iterator[list[str]]:
+    """Print all that is wrong with a document, a problem to a line; what is yielded is empty if nothing is."""
+    from murano import documents
+
+    said: list[str] = []
     try:
-        return documents.load(name)
+        yield said
     except documents.DocumentError as error:
-        print(f"murano: error: {error}", file=sys.stderr)
-        return None
+        said.append(f"murano: error: {error}")
+        print(said[0], file=sys.stderr)
 
 
 def _size(document: Document) -> str:

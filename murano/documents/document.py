@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from murano.documents import schema
-from murano.documents.errors import DocumentError, Problem
+from murano.documents.errors import DocumentError, Problem, as_path, shown
+from murano.documents.models import find_model_folder
 from murano.documents.plan import Plan, check_layers
 from murano.documents.reading import plain_problems, read_document
 from murano.documents.rules import BUNDLED, problems
 from murano.documents.structure import parse
-from murano.errors import InputError
+from murano.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
     from murano.documents.runs import DocumentRun
@@ -25,26 +26,37 @@ if TYPE_CHECKING:
     from murano.pipeline import Pipeline
 
 
+_NO_DOCUMENT = "A document is a .json, .yaml or .yml file, or its values as a dict"
+
+
 class Document:
     """An experiment as a document.
 
     Args:
         data: the document as plain values, as JSON has them.
-        path: its file, if it has one; its rows are looked for in the same folder, else in the working directory.
+        path: its file, if it has one; rows and a model's folder are looked for beside it, else in the working directory.
 
     Raises:
         DocumentError: everything that is wrong with it.
+        InputError: this is no document at all.
     """
 
     def __init__(self, data: Mapping[str, Any], path: str | os.PathLike[str] | None = None) -> None:
-        self.path = Path(path) if path is not None else None
+        if not isinstance(data, Mapping):
+            raise InputError(f"{_NO_DOCUMENT}, not {_shown(data)}.")
+        self.path = as_path(path, "path", "the document's file") if path is not None else None
         found = find_problems(dict(data), self.folder)
         if found:
             raise DocumentError(self.name, found)
-        self.data: dict[str, Any] = copy.deepcopy(dict(data))
-        spec, _ = parse(self.data)
+        self._data: dict[str, Any] = copy.deepcopy(dict(data))
+        spec, _ = parse(self._data)
         assert spec is not None
         self.spec: schema.Spec = spec
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The document as plain values: a copy. A document never changes; ``documents.load(data)`` makes another one of what you change."""
+        return copy.deepcopy(self._data)
 
     @property
     def name(self) -> str:
@@ -53,12 +65,12 @@ class Document:
 
     @property
     def folder(self) -> Path:
-        """Where its rows are looked for."""
+        """Where its rows, and a model's folder, are looked for."""
         return self.path.parent if self.path is not None else Path()
 
     @property
     def model_key(self) -> str | None:
-        """The model's hub id or folder; ``None`` for the bundled model."""
+        """The model's hub id or folder as the document writes it; ``None`` for the bundled model."""
         key = self.spec.model.key
         return None if key == BUNDLED else key
 
@@ -76,8 +88,9 @@ class Document:
         """
         from murano.model import MuranoModel
 
-        asked = self.spec.model
-        return MuranoModel(self.model_key, backend=backend, dtype=asked.dtype, revision=asked.revision, **engine_args)
+        asked, found = self.spec.model, find_model_folder(self.model_key, self.folder)
+        source = self.model_key if found is None else str(found)
+        return MuranoModel(source, backend=backend, dtype=asked.dtype, revision=asked.revision, **engine_args)
 
     def planned(self, model: MuranoModel | None = None) -> Plan:
         """Points and passes, checked against the model's config; no weights load.
@@ -99,7 +112,11 @@ class Document:
         return tree(self)
 
     def explain(self) -> None:
-        """Print what will be run, as a tree; of the model, only config and tokenizer are read."""
+        """Print what will be run, as a tree; of the model, only config and tokenizer are read.
+
+        Raises:
+            DocumentError: a layer that the model does not have, or rows that it can't read.
+        """
         sys.stdout.write(self.plan() + "\n")
 
     def pipelines(self, model: MuranoModel | None = None) -> list[Pipeline]:
@@ -133,11 +150,13 @@ class Document:
             The run: metrics by point, and as tables over the swept layers.
 
         Raises:
+            DocumentError: a layer that the model does not have, or rows that it can't read.
             InputError: the folder holds another document's run or something else, or the model is not the document's.
         """
         from murano.documents.run import run_document
 
-        return run_document(self, None if out is None else Path(out), force=force, model=self.check_model(model))
+        folder = None if out is None else as_path(out, "out", "the folder to write")
+        return run_document(self, folder, force=force, model=self.check_model(model))
 
     def check_model(self, model: MuranoModel | None) -> MuranoModel:
         """The document's model; one that was handed in must be that one.
@@ -145,33 +164,62 @@ class Document:
         Raises:
             InputError: it is another.
         """
+        from murano.documents.answers import check_tokenizer
+        from murano.model import MuranoModel
         from murano.model.loading import parse_dtype
 
         if model is None:
             return self.model
-        asked, given = self.spec.model, model
-        same = (str(given.source) if given.source is not None else None) == self.model_key
-        same = same and asked.revision in (None, given.revision) and parse_dtype(asked.dtype) in (None, given.dtype)
-        if not same:
+        if not isinstance(model, MuranoModel):
+            raise InputError(
+                f"model= is a MuranoModel, not {_shown(model)}: leave it out, and the document's own is loaded."
+            )
+        asked, wanted = self.spec.model, parse_dtype(self.spec.model.dtype)
+        same = self._names(model.source) and asked.revision in (None, model.revision)
+        # The dtype that was asked for comes first: that of the weights is known when they are there.
+        if not same or (wanted is not None and wanted != model.dtype_asked and wanted != model.dtype):
             revision = f" at {asked.revision}" if asked.revision is not None else ""
             dtype = f" in {asked.dtype}" if asked.dtype is not None else ""
             raise InputError(
-                f"{self.name} names the model {self.model_key or BUNDLED!r}{revision}{dtype}, and {given!r} was given: leave model= out."
+                f"{self.name} names the model {self.model_key or BUNDLED!r}{revision}{dtype}, and {model!r} was given: leave model= out."
             )
-        return given
+        for one in Plan.of(self.spec, self.folder).passes:
+            check_tokenizer(model, (one.prompt(index, None) for index in range(len(one.rows.records))))
+        return model
+
+    def _names(self, source: Any) -> bool:
+        """Whether this is the model that it names."""
+        if self.model_key is None or not isinstance(source, (str, os.PathLike)):
+            return source is None and self.model_key is None
+        found, given = find_model_folder(self.model_key, self.folder), Path(source).expanduser()
+        if found is None:
+            return str(source) == self.model_key
+        return given.exists() and found.samefile(given)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write it as a JSON file.
 
         Returns:
             The file.
+
+        Raises:
+            InputError: the file's name does not end in ``.json``.
+            ArtifactError: it can't be written.
         """
-        Path(path).write_text(self.to_json(), encoding="utf-8")
-        return Path(path)
+        file = as_path(path, "path", "a file that ends in .json")
+        if file.suffix.lower() != ".json":
+            raise InputError(
+                f"A document is saved as JSON, and {str(file)!r} does not end in .json: save({f'{file}.json'!r})."
+            )
+        try:
+            file.write_text(self.to_json(), encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ArtifactError(f"Can't write {str(file)!r}: {getattr(error, 'strerror', None) or error}.") from None
+        return file
 
     def to_json(self) -> str:
         """The document as JSON."""
-        return json.dumps(self.data, indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(self._data, indent=2, ensure_ascii=False) + "\n"
 
     def __repr__(self) -> str:
         return f"Document({self.name!r}, model={self.model_key or BUNDLED!r}, steps={list(self.spec.steps)})"
@@ -185,10 +233,12 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any]) -> Document:
 
     Raises:
         DocumentError: everything that is wrong with it.
-        InputError: the file can't be read.
+        InputError: the file can't be read, or this is neither.
     """
     if isinstance(source, Mapping):
         return Document(source)
+    if not isinstance(source, (str, os.PathLike)) or not os.fspath(source):
+        raise InputError(f"{_NO_DOCUMENT}, not {_shown(source)}.")
     path = Path(source)
     data = read_document(path)
     if not isinstance(data, dict):
@@ -203,7 +253,7 @@ def validate(source: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[Proble
         source: as for :func:`load`.
 
     Raises:
-        InputError: the file can't be read.
+        InputError: the file can't be read, or this is neither.
     """
     try:
         load(source)
@@ -219,3 +269,7 @@ def find_problems(data: Any, folder: Path) -> list[Problem]:
         found = [*parse(data)[1], *problems(data, folder)]
     order = {name: index for index, name in enumerate(schema.Spec.model_fields)}
     return sorted(dict.fromkeys(found), key=lambda p: order.get(p.path.partition(".")[0], len(order)))
+
+
+def _shown(value: object) -> str:
+    return f"a {type(value).__name__}, {shown(value)}" if value is not None else "None"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -72,9 +74,15 @@ def spell(path: Sequence[str | int]) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it."""
+    """A value as a message shows it: what is long is cut, and a text keeps its quotes.
+
+    >>> shown("a" * 100)[-4:]
+    "aa…'"
+    """
     text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}…"
+    if len(text) <= 80:
+        return text
+    return repr(f"{value[:72]}…") if isinstance(value, str) else f"{text[:77]}…"
 
 
 def unknown(path: Path, kind: str, found: object, known: Iterable[object]) -> Problem:
@@ -94,3 +102,14 @@ def unknown(path: Path, kind: str, found: object, known: Iterable[object]) -> Pr
         ", ".join(map(repr, names)),
         nearest(found, names),
     )
+
+
+def as_path(value: object, name: str, what: str) -> pathlib.Path:
+    """A path that was given as an argument.
+
+    Raises:
+        InputError: it is none.
+    """
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        raise InputError(f"{name}={shown(value)} is no path: give {what}.")
+    return pathlib.Path(value)

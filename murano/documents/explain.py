@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from murano.documents import schema
 from murano.documents.answers import encoded, notes
@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
 def tree(document: Document) -> str:
     """The plan of a document; of the model, only config and tokenizer are read."""
-    return "\n".join(_lines(document, document.planned(), document.model.tokenizer))
+    plan = document.planned()
+    return "\n".join(_lines(document, plan, encoded(plan, document.model, document.name)))
 
 
-def _lines(document: Document, plan: Plan, tokenizer: Any) -> Iterator[str]:
+def _lines(document: Document, plan: Plan, tokens: list[list[list[int]]]) -> Iterator[str]:
     spec, points, forwards = document.spec, len(plan.points), len(plan.passes)
     yield document.name
-    model = f"{document.model_key or f'{BUNDLED} ({document.model.model_id})'}"
+    key, source = document.model_key or BUNDLED, str(document.model.source or document.model.model_id)
+    model = key if key == source else f"{key} ({source})"
     revision = f" at {spec.model.revision}" if spec.model.revision else ""
     yield f"  model: {model}{revision}, {spec.model.dtype or 'in the dtype of its checkpoint'}"
     if points > 1:
@@ -30,15 +32,15 @@ def _lines(document: Document, plan: Plan, tokenizer: Any) -> Iterator[str]:
         yield f"  points: {points}; {shared}"
     else:
         yield f"  points: 1, {_forwards(forwards)}"
-    for one in plan.passes:
-        lengths = [len(ids) for ids in encoded(one, tokenizer)]
+    for one, rows in zip(plan.passes, tokens, strict=True):
+        lengths = [len(ids) for ids in rows]
         size = f"{len(lengths)} rows × {_span(lengths)} tokens"
         for_all = f", for {points} points" if points > 1 else ""
         yield f"  {one.step}: observe"
         yield f"    forward on {one.role!r}: {size} of {one.rows}, {sum(lengths)} tokens in all{for_all}"
         for point in plan.points:
             yield from (f"      {line}" for line in _point(one, point))
-        yield from (f"    note: {note}" for note in notes(one, tokenizer))
+        yield from (f"    note: {note}" for note in notes(one, document.model.tokenizer))
 
 
 def _forwards(count: int) -> str:

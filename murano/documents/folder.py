@@ -25,18 +25,13 @@ from murano.artifacts.folder import check_writable
 from murano.artifacts.store import writing
 from murano.documents.errors import spell
 from murano.documents.plan import Point, at_point
-from murano.documents.runs import DocumentRun, open_run, read_json
+from murano.documents.runs import DocumentRun, digest, open_run, read_json
 from murano.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
     from murano.documents.document import Document
 
 DOCUMENT, RUN = "document.json", "run.json"
-
-
-def digest(value: Any) -> str:
-    """The SHA-256 of plain values, whatever the order of their names."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 class RunFolder:
@@ -58,11 +53,10 @@ class RunFolder:
         if out.exists() and not out.is_dir():
             raise InputError(f"{str(out)!r} is a file: name a folder for the run.")
         check_writable(out)
-        self._check_held(force)
-        if force:
-            self._clear()
+        self.force = force
+        self._check_held()
 
-    def _check_held(self, force: bool) -> None:
+    def _check_held(self) -> None:
         there = sorted(p.name for p in self.out.iterdir() if not p.name.startswith(".")) if self.out.is_dir() else []
         if not there:
             return
@@ -75,7 +69,7 @@ class RunFolder:
         except ArtifactError:
             held = None
         if held is None or digest(held) != digest(self.document.data):
-            if force:
+            if self.force:
                 return
             about = self._earlier().get("document", {})
             name = about.get("path") or about.get("name") or str(self.out / DOCUMENT)
@@ -105,28 +99,27 @@ class RunFolder:
         for left in self.out.glob(".lens-*.pt"):
             left.unlink()
 
-    def start(self, info: dict[str, Any], points: Sequence[str]) -> dict[str, Any]:
-        """Write the document, and say which points are finished.
+    def kept(self, points: Sequence[str]) -> dict[str, Any]:
+        """What is known of the points that are finished already, by name; nothing is written.
 
         Args:
-            info: what is known of the run so far.
             points: of the document.
-
-        Returns:
-            What was kept of the finished points, by name.
         """
         earlier = self._earlier()
-        kept: dict[str, Any] = {}
-        if earlier.get("inputs") == self.inputs:
-            kept = {n: p for n in points if (p := earlier.get("points", {}).get(n)) and self._whole(p.get("files", {}))}
-            if len(kept) == len(points):  # all of it is there: the record of how it came about stays
-                return kept
+        if self.force or earlier.get("inputs") != self.inputs:
+            return {}
+        return {n: p for n in points if (p := earlier.get("points", {}).get(n)) and self._whole(p.get("files", {}))}
+
+    def start(self, info: dict[str, Any]) -> None:
+        """Write the document and what is known of the run so far, the points that are kept among it."""
+        earlier = self._earlier()
+        if self.force:
+            self._clear()
         self._write(DOCUMENT, self.document.to_json())
         known: dict[str, Any] = {
-            name: earlier[name] for name in ("model", "readout", "metrics") if kept and name in earlier
+            name: earlier[name] for name in ("model", "readout", "metrics") if info["points"] and name in earlier
         }
-        self._write_info({**known, **info, "points": kept})
-        return kept
+        self._write_info({**known, **info})
 
     def _whole(self, files: Mapping[str, str]) -> bool:
         try:
@@ -163,6 +156,12 @@ class RunFolder:
         self._write_info({**info, "points": {name: info["points"][name] for name in points}})
         for left in self.out.glob(".lens-*.pt"):
             left.unlink()
+
+    def complete(self, points: Sequence[str]) -> None:
+        """All points are there: say so, if the run was stopped just before it did."""
+        earlier = self._earlier()
+        if not earlier.get("finished"):
+            self.finish({**earlier, "finished": True}, points)
 
     def open(self) -> DocumentRun:
         """The run as it is on the disk."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from murano.documents.answers import check_tokenizer
 from murano.documents.document import Document
+from murano.documents.models import find_model_folder
 from murano.documents.rules import BUNDLED
 from murano.documents.schema import OF_BLOCKS, STREAM
 from murano.errors import InputError
@@ -25,13 +29,15 @@ def to_document(pipeline: Pipeline, description: str = "") -> Document:
     """The document of a pipeline; see :meth:`murano.Pipeline.to_document`."""
     steps = list(pipeline)
     shape = "LoadPrompts, LogitLens, then TokenProb, Match or LogitDiff"
-    if len(steps) < 3 or not isinstance(steps[0], LoadPrompts) or not isinstance(steps[1], LogitLens):
+    # Not a class derived from one of these: what it does otherwise would be lost.
+    if len(steps) < 3 or type(steps[0]) is not LoadPrompts or type(steps[1]) is not LogitLens:
         raise InputError(
             f"A document is made of {shape}; here is {', '.join(type(s).__name__ for s in steps) or 'no step'}."
         )
     prompts, lens, scores = steps[0], steps[1], steps[2:]
+    assert isinstance(prompts, LoadPrompts) and isinstance(lens, LogitLens)
     for index, step in enumerate(scores, start=2):
-        if not isinstance(step, (TokenProb, Match, LogitDiff)):
+        if type(step) not in (TokenProb, Match, LogitDiff):
             raise InputError(
                 f"{type(step).__name__} (step {index}) has no place in a document, which is made of {shape}."
             )
@@ -53,7 +59,7 @@ def to_document(pipeline: Pipeline, description: str = "") -> Document:
     return Document(
         {
             "header": {"description": description},
-            "model": _model(lens.model),
+            "model": _model(lens.model, prompts.prompts),
             "roles": {"base": {"field": "input", "answers": "continued"}},
             "sites": {"stream": _site(lens)},
             "interventions": {"lens": {"reads": reads, "metrics": metrics}},
@@ -82,16 +88,24 @@ def _check_lens(lens: LogitLens) -> None:
         raise InputError(f"A document has no place for LogitLens({extra[0]}={lens.options[extra[0]]!r}).")
 
 
-def _model(model: Any) -> dict[str, Any]:
+def _model(model: Any, prompts: Iterable[Prompt]) -> dict[str, Any]:
     if model.source is not None and not isinstance(model.source, str) and not hasattr(model.source, "__fspath__"):
         raise InputError(
             "A document names its model, and this one was handed in as an object: save it into a folder, and MuranoModel(folder)."
         )
+    if model._source is not None and model._source.trust_remote_code:
+        raise InputError(
+            "A document never lets code run that comes with a model, and this one may: trust_remote_code=True. Leave it out, if "
+            "transformers knows the family."
+        )
+    check_tokenizer(model, prompts)
     dtype = model.dtype_asked
     if dtype is not None and str(dtype) not in _DTYPES:
         raise InputError(f"A document has no dtype {dtype}: {', '.join(_DTYPES)}.")
-    found = {"key": BUNDLED if model.source is None else str(model.source)}
-    if model.source is not None and model.revision is not None:
+    # By its whole path, so that the document can be saved and run anywhere.
+    folder = None if model.source is None else find_model_folder(str(model.source), Path())
+    found = {"key": BUNDLED if model.source is None else str(folder or model.source)}
+    if model.source is not None and folder is None and model.revision is not None:
         found["revision"] = model.revision
     return found | ({"dtype": _DTYPES[str(dtype)]} if dtype is not None else {})
 

@@ -16,7 +16,7 @@ from murano.errors import InputError
 
 if TYPE_CHECKING:
     from murano.pipeline import Pipeline
-    from murano.prompts import PromptBatch
+    from murano.prompts import Prompt, PromptBatch
     from murano.steps.metrics import MetricStep
 
 
@@ -105,28 +105,31 @@ class Pass:
         Raises:
             InputError: an answer that becomes no token; the row is named.
         """
+        from murano.prompts import PromptBatch
+
+        return PromptBatch([self.prompt(index, tokenizer) for index in range(len(self.rows.records))])
+
+    def prompt(self, index: int, tokenizer: Any) -> Prompt:
+        """A row as a prompt with its answers.
+
+        Args:
+            index: of the row.
+            tokenizer: the model's; without one the answers stay as they are written.
+
+        Raises:
+            InputError: an answer that becomes no token.
+        """
         from murano.prompts import as_prompts
 
-        role = self.spec.roles[self.role]
+        role, record = self.spec.roles[self.role], self.rows.records[index]
+        written = tokenizer is not None and role.answers == "as_written"
         answers: dict[str, Any] = {
-            name: [
-                self._answers(record[field], index, field, tokenizer) for index, record in enumerate(self.rows.records)
-            ]
+            name: [[_first(a, field, tokenizer) for a in listed(record[field])] if written else record[field]]
             for name, field in (("targets", self.target), ("foils", self.foil))
             if field is not None
         }
-        return as_prompts([record[role.field] for record in self.rows.records], **answers)
-
-    def _answers(self, value: Any, index: int, field: str, tokenizer: Any) -> Any:
-        if self.spec.roles[self.role].answers == "continued":
-            return value
-        ids = []
-        for answer in value if isinstance(value, list) else [value]:
-            found = [answer] if isinstance(answer, int) else tokenizer(answer, add_special_tokens=False)["input_ids"]
-            if not found:
-                raise InputError(f"Row {index} of {self.rows}: {field!r} is {answer!r}, which becomes no token at all.")
-            ids.append(found[0])
-        return ids
+        found: Prompt = as_prompts([record[role.field]], **answers)[0]
+        return found
 
     def step_of(self, measure: Measure) -> MetricStep:
         """The step that computes a metric."""
@@ -208,6 +211,19 @@ def _points(spec: schema.Spec, n_layers: int | None) -> list[Point]:
         if isinstance(site.layers, schema.Sweep):
             return [Point(f"layers={layer}", name, layer) for layer in site.layers.layers(n_layers)]
     return [Point()]
+
+
+def listed(answers: Any) -> list[Any]:
+    """The answers that a field of a row holds, one or several."""
+    return answers if isinstance(answers, list) else [answers]
+
+
+def _first(answer: str | int, field: str, tokenizer: Any) -> int:
+    """The first token of an answer as it is written."""
+    ids = [answer] if isinstance(answer, int) else tokenizer(answer, add_special_tokens=False)["input_ids"]
+    if not ids:
+        raise InputError(f"has {answer!r} in {field!r}, which becomes no token at all")
+    return int(ids[0])
 
 
 def _only(site: schema.Site) -> int:

@@ -5,7 +5,6 @@ The rules read plain values and pass over what has not the form that they need, 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -13,6 +12,7 @@ from typing import Any
 
 from murano.documents import errors
 from murano.documents.errors import Problem, shown, spell, unknown
+from murano.documents.models import find_model_folder
 from murano.documents.rows import Rows, find_rows
 from murano.documents.schema import COMPONENTS, OF_BLOCKS, SCHEMA_VERSION, STREAM, TOKEN_FIELDS
 from murano.errors import InputError, nearest
@@ -78,6 +78,13 @@ def _model(data: Any, folder: Path) -> Iterator[Problem]:
         yield Problem(
             spell(("model", "revision")),
             "the bundled model has no revisions",
+            shown(model["revision"]),
+            "null, or none",
+        )
+    elif isinstance(key, str) and model.get("revision") is not None and find_model_folder(key, folder) is not None:
+        yield Problem(
+            spell(("model", "revision")),
+            f"{key!r} is a model on this machine, and only models on the hub have revisions",
             shown(model["revision"]),
             "null, or none",
         )
@@ -196,7 +203,7 @@ def _write(reads: Mapping[str, Any], name: str, write: Mapping[str, Any], path: 
 
 
 def _steps(data: Any, folder: Path) -> Iterator[Problem]:
-    files: Counter[str] = Counter()
+    files: list[str] = []
     for name, step in _objects(data, "steps").items():
         path: errors.Path = ("steps", name)
         asked = step.get("interventions")
@@ -209,7 +216,7 @@ def _steps(data: Any, folder: Path) -> Iterator[Problem]:
                 yield from _save(save, intervention, (*path, "saves", index), files)
 
 
-def _save(save: Mapping[str, Any], intervention: Any, path: errors.Path, files: Counter[str]) -> Iterator[Problem]:
+def _save(save: Mapping[str, Any], intervention: Any, path: errors.Path, files: list[str]) -> Iterator[Problem]:
     value, file = save.get("value"), save.get("file_path")
     if intervention is not None and not _names(intervention, "metrics"):
         yield Problem(spell((*path, "value")), "there is nothing to save", shown(value), "a metric of the intervention")
@@ -217,19 +224,41 @@ def _save(save: Mapping[str, Any], intervention: Any, path: errors.Path, files: 
     if not isinstance(file, str):
         return
     parts = PurePosixPath(file).parts
+    at = spell((*path, "file_path"))
     outside = file.startswith("/") or any(part.startswith(".") for part in parts) or any(c in file for c in "\\\0:\n")
     if outside or not file.endswith(".json") or len(file) > 200:
         yield Problem(
-            spell((*path, "file_path")),
+            at,
             "no file in the point's folder" if outside else "results are JSON",
             shown(file),
             "a name such as 'p_answer.json'",
         )
-    elif file in TAKEN:
-        yield Problem(spell((*path, "file_path")), "the run writes this file itself", shown(file), "another name")
-    elif files[file]:
-        yield Problem(spell((*path, "file_path")), "another save has this file", shown(file), "another name")
-    files[file] += 1
+        return
+    plain = str(PurePosixPath(file))
+    if plain != file:  # readers look a file up under the name that the document gives it
+        yield Problem(at, "this path has parts that say nothing", shown(file), shown(plain))
+    # Some file systems hold 'P.json' and 'p.json' for one file.
+    own = plain.lower()
+    taken = next((name for name in TAKEN if _clash(own, name)), None)
+    other = next((name for name in files if _clash(own, name.lower())), None)
+    if taken is not None:
+        yield Problem(at, f"the run writes {taken!r} itself", shown(file), "another name")
+    elif other == plain:
+        yield Problem(at, "another save has this file", shown(file), "another name")
+    elif other is not None and other.lower() == own:
+        yield Problem(
+            at, f"this differs from the file {other!r} of another save only in case", shown(file), "another name"
+        )
+    elif other is not None:
+        yield Problem(
+            at, f"a file can't lie inside another one, and another save has {other!r}", shown(file), "another name"
+        )
+    files.append(plain)
+
+
+def _clash(one: str, other: str) -> bool:
+    """Whether two files can't both be there: they are one, or one would have to be a folder for the other."""
+    return one == other or one.startswith(f"{other}/") or other.startswith(f"{one}/")
 
 
 def _rows(data: Any, step: Mapping[str, Any], intervention: Any, path: errors.Path, folder: Path) -> Iterator[Problem]:

@@ -20,10 +20,11 @@ from murano import keys
 from murano.artifacts.logit_lens import LogitLensResult
 from murano.artifacts.metric_table import MetricTable
 from murano.artifacts.run_save import PACKAGES
-from murano.documents.answers import encoded, notes
-from murano.documents.folder import RunFolder, digest
+from murano.documents.answers import encoded, notes, vocabulary
+from murano.documents.folder import RunFolder
+from murano.documents.models import find_model_folder
 from murano.documents.plan import Measure, Pass, Plan, Point
-from murano.documents.runs import DocumentRun
+from murano.documents.runs import DocumentRun, digest
 from murano.lens import MAX_BATCH_TOKENS, describe
 from murano.model import batching
 from murano.results import Results
@@ -42,21 +43,27 @@ def run_document(document: Document, out: Path | None, *, force: bool, model: Mu
     """Run a document; see :meth:`murano.documents.Document.run`."""
     started = time.perf_counter()
     plan = document.planned(model)
-    tokens = {id(one): encoded(one, model.tokenizer) for one in plan.passes}
+    size = vocabulary(model)
+    tokens = encoded(plan, model, document.name)
     remarks = [note for one in plan.passes for note in notes(one, model.tokenizer)]
     info = _about(document, plan, remarks)
     inputs = digest([*([one.role, one.rows.sha256] for one in plan.passes), model.identity(), _computing()])
     folder = RunFolder(out, document, inputs, force=force) if out is not None else None
     info["inputs"] = inputs
     if folder is not None:
-        info["points"] = folder.start(info, [point.name for point in plan.points])
+        info["points"] = folder.kept([point.name for point in plan.points])
     todo = [point for point in plan.points if point.name not in info["points"]]
-    if folder is not None and todo != list(plan.points):
+    if todo != list(plan.points):
         logger.warning("%s has %d of %d points already.", out, len(plan.points) - len(todo), len(plan.points))
     if not todo and folder is not None:
+        folder.complete([point.name for point in plan.points])
         return folder.open()
     proof = model.check_readout()
+    if vocabulary(model) != size:  # a family whose config does not say it
+        encoded(plan, model, document.name)
     info |= {"model": describe(model), "readout": proof.to_dict()}
+    if folder is not None:  # not before: a run that is refused leaves nothing
+        folder.start(info)
     info["seconds"] = {"model": time.perf_counter() - started}
     started = time.perf_counter()
     read = [_read(one, model, todo, folder.checkpoint(i) if folder else None) for i, one in enumerate(plan.passes)]
@@ -66,7 +73,7 @@ def run_document(document: Document, out: Path | None, *, force: bool, model: Mu
     for remark in remarks:
         warnings.warn(remark, stacklevel=3)
     info["seconds"]["forwards"] = time.perf_counter() - started
-    info["forwards"] = [_forward(one, tokens[id(one)], proof.pads, todo) for one in plan.passes]
+    info["forwards"] = [_forward(one, rows, proof.pads, todo) for one, rows in zip(plan.passes, tokens, strict=True)]
     started = time.perf_counter()
     info["metrics"] = {
         _stem(file): {
@@ -162,12 +169,15 @@ def _forward(one: Pass, tokens: Sequence[Sequence[int]], mix: bool, points: Sequ
 
 def _about(document: Document, plan: Plan, remarks: Sequence[str]) -> dict[str, Any]:
     """What is known of a run before it."""
+    found = find_model_folder(document.model_key, document.folder)
     return {
         "document": {
             "name": document.name,
             "path": None if document.path is None else str(document.path.absolute()),
             "sha256": digest(document.data),
             "description": document.spec.header.description,
+            "model_key": document.model_key,
+            "model_folder": None if found is None else str(found),
         },
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "finished": False,

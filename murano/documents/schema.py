@@ -187,7 +187,7 @@ class Save(Part):
     """A file that a point gets."""
 
     value: str = Field(description="the name of a metric")
-    file_path: str = Field(description="a file's name that ends in .json")
+    file_path: str = Field(description="a file's name that ends in .json: its shortest path in the point's folder")
 
 
 def _rows_form(value: Any) -> str:

@@ -532,7 +532,7 @@ class VLLMModel(MuranoModel):
                     f"{self._eager()}.decode(residuals, {option})."
                 )
         logits = self._feed(residuals, keep="logits")["logits"]
-        return logits.reshape(*residuals.shape[:-1], -1).to(self.dtype)
+        return logits.reshape(*residuals.shape[:-1], logits.shape[-1]).to(self.dtype)
 
     def decode_top_k(
         self, residuals: Float[Tensor, "*row d_model"], top_k: int = 5

@@ -82,7 +82,9 @@ class MetricCurves:
                 linewidth=1.5,
                 zorder=3,
             )
-            if self.low is not None:
+            if self.low is not None and len(depth) == 1:  # a band would have no width
+                ax.vlines(depth, self.low[group], self.high[group], color=colour, linewidth=1.2, zorder=2)
+            elif self.low is not None:
                 ax.fill_between(
                     depth, self.low[group], self.high[group], color=colour, alpha=0.18, linewidth=0, zorder=2
                 )

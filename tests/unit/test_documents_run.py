@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from murano import Pipeline, documents, keys, lens
 from murano.cli import main
 from murano.documents import folder as folders
-from murano.errors import ArtifactError, InputError
+from murano.errors import ArtifactError, InputError, UnsupportedModelError
 from murano.model import MuranoModel, batching
 from murano.reader import Reader
 from murano.steps import LoadPrompts, LogitDiff, LogitLens, Match, TokenProb
@@ -209,6 +209,7 @@ def test_a_finished_run_is_not_run_again(home: Path, model: MuranoModel, monkeyp
     first = document.run(home / "out", model=model)
     before = {name: (home / "out" / name).stat().st_mtime_ns for name in listed(home / "out")}
     monkeypatch.setattr("murano.model.load_weights", None)  # nothing may load
+    assert main(["run", str(home / "lens.json"), "--out", str(home / "out"), "-q"]) == 0
     again = documents.load(home / "lens.json").run(home / "out")
     assert again.points == first.points
     assert again.info == first.info
@@ -272,6 +273,7 @@ def test_a_run_that_was_stopped_in_its_forwards_goes_on(
     caplog.set_level(logging.INFO, "murano")
     document.run(home / "out", model=model)
     assert len(reads(caplog)) == 2
+    assert "The lens goes on from its checkpoint: 2 of 4 prompts are read already." in caplog.text
     assert bytes_of(home / "out") == bytes_of(home / "whole")
 
 
@@ -300,6 +302,39 @@ main(sys.argv[1:])
     documents.load(home / "lens.json").run(home / "whole", model=model)
     assert bytes_of(home / "out") == bytes_of(home / "whole")
     assert run.faults() == {}
+
+
+def test_a_run_that_was_stopped_before_its_last_word_is_finished(
+    home: Path, model: MuranoModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = documents.load(home / "lens.json")
+
+    def stop(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folders.RunFolder, "finish", stop)
+        with pytest.raises(KeyboardInterrupt):
+            document.run(home / "out", model=model)
+    assert documents.open_run(home / "out").info["finished"] is False
+    assert document.run(home / "out", model=model).info["finished"] is True
+
+
+def test_a_run_that_was_refused_leaves_nothing(home: Path, model: MuranoModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = documents.load(home / "lens.json")
+    document.run(home / "whole", model=model)
+    before = bytes_of(home / "whole")
+
+    def refuse(self: Any) -> None:
+        raise UnsupportedModelError("no")
+
+    monkeypatch.setattr(MuranoModel, "check_readout", refuse)
+    with pytest.raises(UnsupportedModelError):
+        document.run(home / "out", model=model)
+    assert not (home / "out").exists()
+    with pytest.raises(UnsupportedModelError):
+        document.run(home / "whole", model=model, force=True)
+    assert bytes_of(home / "whole") == before
 
 
 def test_a_damaged_point_is_computed_again(home: Path, model: MuranoModel, caplog: pytest.LogCaptureFixture) -> None:
@@ -546,7 +581,7 @@ def test_the_plan(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         ([("sites.resid.layers", [-3])], r"sites.resid.layers\[0\]: the model has 2 layers"),
         (
             [("interventions.lens.reads.lens.pos", 9)],
-            "Row 0 of weekdays/train has 9 tokens, so read 'lens' finds no position 9",
+            r"steps.lens.rows.base\[0\]: row 0 of weekdays/train has 9 tokens, so read 'lens' finds no position 9. Found: 'The cap",
         ),
     ],
 )
@@ -559,6 +594,103 @@ def test_what_only_the_model_can_tell_is_said_before_its_weights_load(
         with pytest.raises(InputError, match=words):
             attempt()
     assert not (tmp_path / "out").exists()
+
+
+def test_rows_that_the_model_cant_read_are_all_said_before_its_weights_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("murano.model.load_weights", None)
+    diff = {"kind": "logit_diff", "of": "lens", "target": "base_answer", "foil": "other"}
+    text = ROWS[0]["input"]
+    rows = [
+        ROWS[0],
+        {"input": text, "base_answer": "Paris", "other": "Paris"},
+        {"input": text, "base_answer": ["Rome", "Paris"], "other": ["London", "Paris"]},
+        {"input": text, "base_answer": 32_000, "other": "Rome"},
+        {"input": "Paris " * 2050, "base_answer": "Paris", "other": "Rome"},
+    ]
+    base = changed(("interventions.lens.metrics.diff", diff))
+    base["steps"]["lens"]["saves"].append({"value": "diff", "file_path": "diff.json"})
+    document = documents.load(write(tmp_path, base, rows) / "lens.json")
+    for attempt in (document.plan, document.run, lambda: document.run(tmp_path / "out")):
+        with pytest.raises(documents.DocumentError) as caught:
+            attempt()
+        assert [str(problem).partition(". Found")[0] for problem in caught.value.problems] == [
+            "steps.lens.rows.base[1]: row 1 of weekdays/train can't be scored: foil ' Paris' is the target itself (' Paris'): the "
+            "difference would be 0 everywhere",
+            "steps.lens.rows.base[2]: row 2 of weekdays/train can't be scored: foil ' Paris' is the target itself (' Paris'): the "
+            "difference would be 0 everywhere",
+            "steps.lens.rows.base[3]: row 3 of weekdays/train can't be scored: target 32000: token id 32000 is outside the "
+            "vocabulary, 0 to 31999",
+            f"steps.lens.rows.base[4]: row 4 of weekdays/train has {len(document.model.encode(rows[4]['input']))} tokens, but the "  # type: ignore[arg-type]
+            "model's context is 2048",
+        ]
+    assert not (tmp_path / "out").exists()
+    # Of many, the first ones and how many there are; on the command line a line each.
+    write(tmp_path, base, [ROWS[0], *rows[1:2] * 7])
+    for command in (["explain", str(tmp_path / "lens.json")], ["run", str(tmp_path / "lens.json"), "--out", "out"]):
+        assert main(command) == 2
+        said = capsys.readouterr().err.splitlines()
+        assert said[0] == "murano: error: lens.json: 6 problems"
+        assert said[1] == "  steps.lens.rows.base: 7 of 8 rows can't be read; here are the first 5."
+        assert [line.partition(":")[0] for line in said[2:]] == [f"  steps.lens.rows.base[{i}]" for i in range(1, 6)]
+
+
+def tiny_folder(path: Path) -> Path:
+    from support.tiny_models import tiny_model
+
+    tiny_model("llama").save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:.*several tokens", "ignore:.*follow their prompt")
+def test_a_relative_model_folder_is_found_beside_the_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    tiny = tiny_folder(home / "tiny")
+    base = changed(("model", {"key": "tiny", "dtype": "fp32"}))
+    write(home, base)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    document = documents.load(home / "lens.json")
+    assert f"  model: tiny ({tiny}), fp32" in document.plan()
+    run = document.run(home / "out")
+    assert json.loads((home / "out" / "document.json").read_text()) == base
+    # The documents of the run and of its points find it, too.
+    alone = documents.load(home / "out" / "layers=1" / "document.json").run()
+    assert alone.points[""] == run.points["layers=1"]
+    again = documents.load(home / "out" / "document.json").run(home / "again")
+    assert again.points == run.points
+    assert document.run(model=MuranoModel(tiny, dtype="fp32")).points == run.points
+    # After the document's folder comes the current one.
+    (home / "lens.json").rename(tmp_path / "elsewhere" / "lens.json")
+    tiny.rename(tmp_path / "tiny")
+    monkeypatch.chdir(tmp_path)
+    moved = documents.load("elsewhere/lens.json")
+    assert moved.open_model().source == str(tmp_path / "tiny")
+    # Another one of that name is not taken for it.
+    tiny_folder(tmp_path / "elsewhere" / "tiny")
+    with pytest.raises(InputError, match="names the model 'tiny' in fp32, and MuranoModel"):
+        write(tmp_path / "elsewhere", base)
+        moved.run(model=MuranoModel("tiny", dtype="fp32"))
+
+
+def test_what_is_no_folder_and_no_model(home: Path) -> None:
+    document = documents.load(home / "lens.json")
+    for out in (5, ""):
+        with pytest.raises(InputError, match=f"out={out!r} is no path: give the folder to write"):
+            document.run(out)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"model= is a MuranoModel, not a str, 'gpt2': leave it out"):
+        document.run(model="gpt2")  # type: ignore[arg-type]
+    with pytest.raises(ArtifactError, match=r"There is no folder '.*nope'"):
+        documents.open_run(home / "nope")
+    with pytest.raises(ArtifactError, match=r"'.*lens.json' is a file: give the folder of a run"):
+        documents.open_run(home / "lens.json")
+    with pytest.raises(InputError, match="path=5 is no path: give the folder of a run"):
+        documents.open_run(5)  # type: ignore[arg-type]
 
 
 def test_all_layers_and_the_last_one(tmp_path: Path, model: MuranoModel) -> None:
@@ -600,6 +732,112 @@ def test_murano_show(home: Path, model: MuranoModel, capsys: pytest.CaptureFixtu
     (home / "out" / "layers=0" / "top1.json").write_text("[]")
     assert main(["show", str(home / "out"), "--metric", "p_answer", "--verify"]) == 1
     assert "layers=0/top1.json: not as it was written" in capsys.readouterr().out
+
+
+def test_show_says_what_is_damaged(home: Path, model: MuranoModel, capsys: pytest.CaptureFixture[str]) -> None:
+    run = documents.load(home / "lens.json").run(home / "out", model=model)
+    out = str(home / "out")
+    (home / "out" / "layers=0" / "top1.json").unlink()
+    (home / "out" / "layers=1" / "top1.json").write_text("[]")
+    (home / "out" / "layers=1" / "document.json").unlink()
+    assert main(["show", out, "--verify"]) == 1
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-3:] == [
+        "layers=0/top1.json: missing",
+        "layers=1/top1.json: not as it was written",
+        "layers=1/document.json: missing",
+    ]
+    assert "p_answer (probability): mean of 4 rows" in printed  # whole, and shown
+    assert "top1 (" not in printed
+    assert main(["show", out, "--metric", "p_answer"]) == 0
+    capsys.readouterr()
+    assert main(["show", out, "--metric", "top1"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        f"{home / 'out' / 'layers=0' / 'top1.json'}' is missing: murano show {out} --verify lists all such files"
+        in said
+    )
+    opened = documents.open_run(home / "out")
+    assert opened.points["layers=1"]["p_answer.json"] == run.points["layers=1"]["p_answer.json"]
+    with pytest.raises(ArtifactError, match=r"layers=1/top1.json' is not as it was written"):
+        opened.points["layers=1"]["top1.json"]
+    (home / "out" / "document.json").write_text("{}")
+    assert main(["show", out, "--verify"]) == 1
+    assert capsys.readouterr().out.splitlines()[0] == "document.json: not as it was written"
+    (home / "out" / "document.json").unlink()
+    assert main(["show", out, "--verify"]) == 1
+    assert capsys.readouterr().out.splitlines()[0] == "document.json: missing"
+
+
+def test_a_metric_goes_by_its_name_or_its_files(tmp_path: Path, model: MuranoModel) -> None:
+    document = changed(
+        (
+            "steps.lens.saves",
+            [{"value": "p_answer", "file_path": "a/first.json"}, {"value": "top1", "file_path": "second.json"}],
+        ),
+        ("steps.more", {**SEED["steps"]["lens"], "saves": [{"value": "top1", "file_path": "third.json"}]}),
+    )
+    run = documents.load(write(tmp_path, document) / "lens.json").run(tmp_path / "out", model=model)
+    assert torch.equal(run.table("p_answer").values, run.table("a/first").values)
+    assert main(["show", str(tmp_path / "out"), "--metric", "p_answer", "-q"]) == 0
+    with pytest.raises(InputError, match="'top1' is a metric of several steps: name .* saved in, second or third"):
+        run.table("top1")
+    with pytest.raises(
+        InputError, match="no metric 'p_anser'. Did you mean 'p_answer'. It has: a/first, second, third"
+    ):
+        run.table("p_anser")
+
+
+def test_show_refuses_before_the_work(
+    home: Path, model: MuranoModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*arguments: str) -> str:
+        assert main(["show", *arguments]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        return printed.err.removeprefix("murano: error: ").strip()
+
+    documents.load(home / "lens.json").run(home / "out", model=model)
+    out = str(home / "out")
+    assert said(out, "--plot", "x.html") == "--plot 'x.html': a curve is one of .png, .pdf, .svg."
+    assert said(f"{out}/layers=1") == f"'{out}/layers=1' is a point of a run: open the whole run, {out!r}."
+    assert said(f"{home}/ot", "--metric", "top1") == f"There is no folder '{home}/ot'. Did you mean {out!r}?"
+
+    def stop(self: Any, *args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(folders.RunFolder, "write", stop)
+    with pytest.raises(KeyboardInterrupt):
+        documents.load(home / "lens.json").run(home / "none", model=model)
+    assert said(str(home / "none"), "--plot", str(home / "f.png")) == (
+        f"--plot '{home}/f.png': no point of this run is finished, so there is no curve to draw."
+    )
+
+
+def test_a_run_of_one_point_and_one_row(tmp_path: Path, model: MuranoModel, capsys: pytest.CaptureFixture[str]) -> None:
+    from murano.plotting.metrics import metric_curves
+
+    write(tmp_path, changed(("sites.resid.layers", [1])))
+    run = documents.load(tmp_path / "lens.json").run(tmp_path / "out", model=model)
+    summary = run.table("p_answer").mean()
+    assert main(["show", str(tmp_path / "out"), "--metric", "p_answer"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert "1 point, finished" in printed[0]
+    assert printed[-1].startswith(f"  L1.resid_post  {float(summary.mean):>10.4g}  [{float(summary.low):.4g}, ")
+    ax = metric_curves(run.table("p_answer")).draw(bare=True)
+    assert ax.get_title() == "mean of 4 prompts, 95% interval"
+    (bar,) = ax.collections
+    assert bar.get_segments()[0][:, 1].tolist() == [float(summary.low), float(summary.high)]
+    # One row has a value, and no interval.
+    write(tmp_path, changed(("sites.resid.layers", [1])), ROWS[:1])
+    run = documents.load(tmp_path / "lens.json").run(tmp_path / "one", model=model)
+    assert main(["show", str(tmp_path / "one"), "--metric", "p_answer"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    value = run.points[""]["p_answer.json"][0]["value"]
+    assert printed[-2] == "p_answer (probability): value of the only row"
+    assert printed[-1] == f"  L1.resid_post  {value:>10.4g}  {'█' * 40}"
+    ax = metric_curves(run.table("p_answer")).draw(bare=True)
+    assert (ax.get_title(), len(ax.collections)) == ("", 0)
 
 
 def test_what_is_plotted(home: Path, model: MuranoModel) -> None:

@@ -17,7 +17,7 @@ from murano import documents
 from murano.cli import main
 from murano.documents import DocumentError, Problem
 from murano.documents.plan import Plan
-from murano.errors import InputError
+from murano.errors import ArtifactError, InputError
 
 READ = "interventions.lens.reads.lens"
 P, TOP1 = "interventions.lens.metrics.p_answer", "interventions.lens.metrics.top1"
@@ -115,7 +115,16 @@ BROKEN: list[tuple[list[tuple[str, Any]], str, str]] = [
     ([(f"{SAVE}.file_path", "../p.json")], "steps.lens.saves[0].file_path", "no file in the point's folder"),
     ([(f"{SAVE}.file_path", "/tmp/p.json")], "steps.lens.saves[0].file_path", "no file in the point's folder"),
     ([(f"{SAVE}.file_path", "p_answer.csv")], "steps.lens.saves[0].file_path", "results are JSON"),
-    ([(f"{SAVE}.file_path", "run.json")], "steps.lens.saves[0].file_path", "the run writes this file itself"),
+    ([(f"{SAVE}.file_path", "run.json")], "steps.lens.saves[0].file_path", "the run writes 'run.json' itself"),
+    ([(f"{SAVE}.file_path", "RUN.json")], "steps.lens.saves[0].file_path", "the run writes 'run.json' itself. Found: 'RUN.json'"),
+    ([(f"{SAVE}.file_path", "document.json/p.json")], "steps.lens.saves[0].file_path", "the run writes 'document.json' itself"),
+    ([(f"{SAVE}.file_path", "./p.json")], "steps.lens.saves[0].file_path", "Found: './p.json'. Allowed: 'p.json'"),
+    ([(f"{SAVE}.file_path", "a//p.json")], "steps.lens.saves[0].file_path", "Found: 'a//p.json'. Allowed: 'a/p.json'"),
+    ([(f"{SAVE}.file_path", "a/./p.json")], "steps.lens.saves[0].file_path", "parts that say nothing. Found: 'a/./p.json'"),
+    ([(f"{SAVE}.file_path", "TOP1.json")], "steps.lens.saves[1].file_path", "differs from the file 'TOP1.json' of another save only in"),
+    ([(f"{SAVE}.file_path", "top1.json/x.json")], "steps.lens.saves[1].file_path", "another save has 'top1.json/x.json'"),
+    ([("steps.lens.saves.1.file_path", "p_answer.json/x.json")], "steps.lens.saves[1].file_path",
+     "a file can't lie inside another one, and another save has 'p_answer.json'"),
     ([(f"{SAVE}.file_path", "top1.json")], "steps.lens.saves[1].file_path", "another save has this file"),
     # rows
     ([("steps.lens.rows.base", "../weekdays")], "steps.lens.rows.base", "inside the document's folder"),
@@ -263,6 +272,54 @@ def test_yaml_says_the_same_as_json(tmp_path: Path) -> None:
     assert documents.load(tmp_path / "a.yaml").data == SEED
     (tmp_path / "b.yaml").write_text("header: {description: 2024-01-01}\nmodel: {key: null}", encoding="utf-8")
     assert "header.description" not in paths(documents.validate(tmp_path / "b.yaml"))
+
+
+@pytest.mark.parametrize("given", [None, 5, [], [SEED], b"lens.json", ""])
+def test_what_is_no_document_at_all(given: Any) -> None:
+    for ask in (documents.load, documents.validate, documents.Document):
+        if given == "" and ask is documents.Document:
+            continue
+        with pytest.raises(
+            InputError, match="A document is a .json, .yaml or .yml file, or its values as a dict, not "
+        ):
+            ask(given)
+
+
+def test_a_path_that_is_none() -> None:
+    with pytest.raises(InputError, match="path=5 is no path: give the document's file"):
+        documents.Document(SEED, 5)  # type: ignore[arg-type]
+
+
+def test_where_a_document_cant_be_saved(tmp_path: Path) -> None:
+    document = documents.load(SEED)
+    for name in ("a.txt", "out", "a.yaml"):
+        with pytest.raises(InputError, match=rf"does not end in .json: save\('.*{name}.json'\)"):
+            document.save(tmp_path / name)
+    with pytest.raises(ArtifactError, match=r"Can't write '.*nodir/x/y.json': No such file or directory"):
+        document.save(tmp_path / "nodir" / "x" / "y.json")
+    with pytest.raises(InputError, match="path=5 is no path: give a file that ends in .json"):
+        document.save(5)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_documents_values_are_a_copy() -> None:
+    document = documents.load(SEED)
+    data = document.data
+    data["sites"]["resid"]["layers"] = [1]
+    assert document.data == SEED
+    assert documents.load(data).data == data
+
+
+def test_a_folder_has_no_revisions(tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text("{}")
+    (tmp_path / "lens.json").write_text(json.dumps(changed(("model.key", "tiny"))), encoding="utf-8")
+    (problem,) = documents.validate(tmp_path / "lens.json")
+    assert str(problem).startswith(
+        "model.revision: 'tiny' is a model on this machine, and only models on the hub have revisions. Found: "
+    )
+    (tmp_path / "lens.json").write_text(json.dumps(changed(("model", {"key": "tiny"}))), encoding="utf-8")
+    assert documents.validate(tmp_path / "lens.json") == ()
 
 
 # rows

@@ -322,3 +322,21 @@ def test_plot_draws_tables(tmp_path: Path) -> None:
     files = Plot(tmp_path, by="kind")(results)["plots"]
     assert [Path(f).name for f in files] == ["token_prob.png", "commitment.png"]
     assert all(Path(f).stat().st_size > 5000 for f in files)
+
+
+def test_the_same_prompts_are_drawn_for_every_column() -> None:
+    values = torch.rand(12, 1, generator=torch.Generator().manual_seed(0))
+    table = MetricTable(name="p", values=values.expand(-1, 3), columns=("a", "b", "c"))
+    mean = table.mean()
+    assert mean.low[0].tolist() == [mean.low[0, 0]] * 3
+    assert mean.high[0].tolist() == [mean.high[0, 0]] * 3
+    assert mean.low[0, 0] < mean.high[0, 0]
+
+
+def test_one_prompt_has_no_interval() -> None:
+    table = MetricTable(name="p", values=torch.tensor([[0.25, 0.5]]), columns=("a", "b"), unit="probability")
+    mean = table.mean()
+    assert mean.mean.tolist() == [[0.25, 0.5]]
+    assert mean.low.isnan().all() and mean.high.isnan().all()
+    assert repr(mean).splitlines()[0] == "p (probability): value of one prompt"
+    assert [line.split() for line in repr(mean).splitlines()[2:]] == [["a", "0.25"], ["b", "0.5"]]

@@ -70,6 +70,35 @@ def test_what_it_says(model: MuranoModel) -> None:
     ]
 
 
+def test_a_relative_folder_is_written_out(model: MuranoModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(str(model.source)).parent)
+    near = MuranoModel("tiny", dtype="float32")
+    data = Pipeline([PROMPTS, LogitLens(near, positions="last"), TokenProb()]).to_document().data
+    assert data["model"] == {"key": model.source, "dtype": "fp32"}
+
+
+def test_another_tokenizer_is_refused_where_it_reads_otherwise(model: MuranoModel, tmp_path: Path) -> None:
+    def pipeline(tokenizer: Any, source: Any = model.source) -> Pipeline:
+        other = MuranoModel(source, dtype="float32", tokenizer=tokenizer)
+        return Pipeline([PROMPTS, LogitLens(other, positions="last"), TokenProb()])
+
+    wanted = Pipeline([PROMPTS, LogitLens(model, positions="last"), TokenProb()]).to_document()
+    assert pipeline(tiny_tokenizer()).to_document().data == wanted.data  # it reads everything as the model's own does
+    with pytest.raises(
+        InputError, match="was given reads 'The capital of France is the city of' as other tokens. Save both"
+    ):
+        pipeline(tiny_tokenizer(bos=True)).to_document()
+    with pytest.raises(InputError, match="was given reads 'The capital .* as other tokens"):
+        wanted.run(model=MuranoModel(model.source, dtype="float32", tokenizer=tiny_tokenizer(bos=True)))
+    tiny_model("llama").save_pretrained(tmp_path / "bare")
+    with pytest.raises(InputError, match="the tokenizer that lies beside it, and '.*bare' has none"):
+        pipeline(tiny_tokenizer(), str(tmp_path / "bare")).to_document()
+
+
+class Louder(LogitLens):
+    """A step that does something else."""
+
+
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
@@ -100,6 +129,11 @@ def test_what_it_says(model: MuranoModel) -> None:
         (
             lambda m: [PROMPTS, LogitLens(MuranoModel(m.hf_model, tokenizer=m.tokenizer), positions="last"), Match()],
             "was handed in as an object",
+        ),
+        (lambda m: [PROMPTS, Louder(m, positions="last"), Match()], "here is LoadPrompts, Louder, Match"),
+        (
+            lambda m: [PROMPTS, LogitLens(MuranoModel(m.source, trust_remote_code=True), positions="last"), Match()],
+            "never lets code run that comes with a model",
         ),
     ],
 )
