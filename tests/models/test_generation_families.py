@@ -113,7 +113,7 @@ def test_every_cell_is_that_of_a_plain_lens(family: str) -> None:
 @pytest.mark.parametrize("draw", [{}, {"temperature": 0.7}, {"temperature": 1.3, "top_p": 0.8}], ids=str)
 def test_the_tokens_of_transformers_generate(family: str, draw: dict[str, float]) -> None:
     model = held(family)
-    lens = follow(model, max_new_tokens=12, seed=11, **draw)
+    lens = follow(model, max_new_tokens=12, **draw, **({"seed": 11} if draw else {}))
     for prompt, ids in enumerate(PROMPTS):
         torch.manual_seed(11 + prompt)
         options = {"do_sample": True, "top_k": 0, **draw} if draw else {"do_sample": False}
@@ -409,6 +409,7 @@ def model() -> MuranoModel:
         ({"top_p": 0, "temperature": 1}, "top_p=0: it must be a probability above 0"),
         ({"top_p": 0.9}, "top_p=0.9 draws nothing at temperature 0"),
         ({"seed": -1}, "seed=-1: it must be a whole number from 0"),
+        ({"seed": 3}, "seed=3 draws nothing at temperature 0: give a temperature above 0 too, or no seed."),
         ({"stop": ""}, "stop='': it must be a text"),
         ({"stop": [3]}, "stop=[3]"),
         ({"layers": 99}, "Layer 99 is outside the model"),
