@@ -6,16 +6,19 @@ token is predicted from is taken at every layer, the token is chosen from the mo
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
+from textwrap import shorten
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
+from transformers import GenerationConfig
 
 from murano.address import Address
 from murano.artifacts.generation_lens import GenerationLensResult
@@ -34,8 +37,18 @@ from murano.reader import Reader, Tables
 from murano.readout.request import check_top_k, parse_layers
 from murano.readout.stats import log_softmax
 
-#: What a checkpoint may ask ``generate`` for and is not done here, and what stands for none of it.
-_NOT_DONE = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "suppress_tokens": None, "bad_words_ids": None}
+#: What a checkpoint may set for ``generate`` and nobody need be told of.
+_NOT_ASKED = re.compile(
+    r"max_length|max_new_tokens|do_sample|temperature|top_p"  # the arguments here decide
+    r"|eos_token_id"  # done here too
+    r"|(pad|bos|decoder_start)_token_id|renormalize_logits|num_return_sequences|output_\w+|return_dict_in_generate"  # changes no token
+    r"|\w*(cache|compile|batching|assistant|lookbehind)\w*|prefill_chunk_size|low_memory"  # nor does how fast they come
+    r"|prompt_lookup_num_tokens|max_matching_ngram_size|speculation_type|use_mtp"
+    r"|transformers_version|_\w+"
+)
+#: What bears on draws alone, and values that stand for nothing and are no default of transformers.
+_OF_DRAWS = frozenset({"top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"})
+_NEUTRAL = {"min_new_tokens": 0, "guidance_scale": 1, "top_k": 0, "min_p": 0}
 
 
 @torch.no_grad()
@@ -87,7 +100,7 @@ def follow_generation(
     encoded = model._encode_all(asked)
     _check_room(model, asked, encoded, max_new_tokens)
     cache = model.cache
-    notes = [*_settings_notes(model), *_cache_notes(model)]
+    notes = [*_settings_notes(model.generation_config, drawn=temperature > 0), *_cache_notes(model)]
 
     # The last layer is always read: it is what shows that the readout is the model's own.
     last = Address(model.n_layers - 1)
@@ -329,10 +342,19 @@ def _cache_notes(model: MuranoModel) -> list[str]:
     ]
 
 
-def _settings_notes(model: MuranoModel) -> list[str]:
-    config = model.generation_config
-    asked = {name: getattr(config, name, None) for name in _NOT_DONE}
-    wanted = [f"{name}={value!r}" for name, value in asked.items() if value not in (None, _NOT_DONE[name])]
+def _settings_notes(config: Any, *, drawn: bool) -> list[str]:
+    """What the checkpoint sets to another value than transformers, and is not done here."""
+    if config is None:
+        return []
+    plain = GenerationConfig()
+    # What is unset counts as these, of which transformers' later versions keep a list.
+    usual = {**vars(plain), **getattr(plain, "_get_default_generation_params", dict)()}
+    wanted = [
+        f"{name}={shorten(repr(value), 60, placeholder=' …')}"
+        for name in vars(plain)
+        if not _NOT_ASKED.fullmatch(name) and (drawn or name not in _OF_DRAWS)
+        if (value := getattr(config, name, None)) not in (None, [], {}, usual[name], _NEUTRAL.get(name))
+    ]
     if not wanted:
         return []
     return [

@@ -35,6 +35,19 @@ _log = logging.getLogger(__name__)
 TAG = "murano:"
 
 
+class AnotherKind(ArtifactError):
+    """A file is whole, and holds something else than what was asked for.
+
+    Args:
+        why: what it holds.
+        opener: the function that opens it; ``None`` where only its run can be opened.
+    """
+
+    def __init__(self, why: str, opener: str | None) -> None:
+        super().__init__(why)
+        self.opener = opener
+
+
 @dataclass(frozen=True)
 class Form:
     """What packed values are for.
@@ -346,7 +359,7 @@ def open_envelope(packed: Any, expected: type[Any] | None = None) -> Any:
         raise ArtifactError("it holds no artifact of Murano")
     cls = expected or _class_of(schema)
     if schema != cls.SCHEMA:
-        raise ArtifactError(f"it holds a {schema!r}, not a {cls.SCHEMA!r}")
+        raise AnotherKind(f"it holds a {schema!r}, not a {cls.SCHEMA!r}", "load_artifact")
     check_version(schema, version, cls.SCHEMA_VERSION)
     fields = unpack(fields)
     for step in range(version, cls.SCHEMA_VERSION):

@@ -138,7 +138,7 @@ class GenerationLensResult:
         """The layer, as its place among the addresses, from which on all agree.
 
         Returns:
-            The number of addresses where the last of them does not agree, and -1 after a prompt's end.
+            The number of addresses for a token on which the last of them does not agree, and -1 after a prompt's end.
         """
         from_here = self.agreement.flip(0).int().cumprod(0).sum(0)
         return (len(self.addresses) - from_here).masked_fill(~self.steps_mask, -1)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from murano import keys
+from murano.artifacts.codec import AnotherKind, is_artifact
 from murano.artifacts.folder import find
 from murano.artifacts.logit_lens import LogitLensResult
 from murano.artifacts.run_items import read_item
@@ -184,7 +185,12 @@ def load_result(path: str | os.PathLike[str], key: Key[T]) -> T:
         if not found.exists():  # perhaps a writer of its run was killed at the worst moment
             found = find(found.parent.parent) / found.parent.name / found.name
         with open(found, "rb") as file:
-            value: T = read_item(file, found.name, key.resolve_type())
+            expected = key.resolve_type()
+            value: T = read_item(file, found.name, expected)
+        if expected is not None and not isinstance(value, expected):
+            opener = "load_artifact" if is_artifact(value) else None
+            opener = "load_prompts" if isinstance(value, PromptBatch) else opener
+            raise AnotherKind(f"it holds a value of the type {type(value).__name__}, not {expected.__name__}", opener)
         return value
 
 

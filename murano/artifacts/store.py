@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, TypeVar, overload
 
 import torch
 
-from murano.artifacts.codec import check_version, digest_of, envelope, open_envelope
+from murano.artifacts.codec import AnotherKind, check_version, digest_of, envelope, open_envelope
 from murano.artifacts.folder import new_file
 from murano.errors import ArtifactError, MissingKeyError, MuranoError, nearest
 
@@ -209,6 +209,9 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
             raise
         known = isinstance(error, OSError) or "pip install" in str(error)
         advice = "" if known else " Restore it from a copy or save the run again."
+        if isinstance(error, AnotherKind):
+            opens = f"{error.opener}({str(path)!r}) opens it, " if error.opener else ""
+            advice = f" The file is whole: {opens}load_run the run that it is in."
         raise _named(f"Can't read {str(path)!r}: {_why(error)}.{advice}", path) from None
 
 

@@ -14,6 +14,7 @@ from murano.errors import InputError
 if TYPE_CHECKING:
     from murano.artifacts.generation_lens import GenerationLensResult
     from murano.model.sampling import Sampling
+    from murano.results import Results
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +49,13 @@ def sampling_of(args: argparse.Namespace) -> Sampling | None:
         return None
     if args.positions is not None:
         raise InputError("--positions and --generate exclude each other: a generation is read at each token it writes.")
+    for name in ("target", "foil"):
+        if getattr(args, name) is not None:
+            raise InputError(
+                f"--{name} and --generate exclude each other: the tokens that are written are what is read."
+            )
+    if args.plot is not None and Path(args.plot).suffix.lower() == ".html":
+        raise InputError(f"--plot {args.plot!r}: a generation has no page. Its figures are one of .png, .pdf, .svg.")
     from murano.model.sampling import Sampling
 
     return Sampling.of(max_new_tokens=args.generate, **given)
@@ -65,11 +73,13 @@ def as_json(lens: GenerationLensResult) -> str:
     return json.dumps(shown, indent=1, allow_nan=False)
 
 
-def draw(lens: GenerationLensResult, file: Path) -> list[str]:
+def draw(results: Results, file: Path) -> list[str]:
     """The heatmap of one prompt is FILE, those of several are FILE-0, FILE-1 and so on; the agreement is FILE-agreement."""
+    from murano import keys
     from murano.plotting import save_figure
     from murano.plotting.generation import generation_figures
 
+    lens = results[keys.GENERATION_LENS]
     return [
         save_figure(figure.draw(bare=True), file.with_stem(f"{file.stem}{name.replace('_', '-')}"))
         for name, figure in generation_figures(lens, "", per_prompt=True)

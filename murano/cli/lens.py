@@ -107,13 +107,15 @@ def run(args: argparse.Namespace) -> int:
         print(as_json(lens, prompts, only_last) if args.json else as_tables(lens, prompts, only_last), flush=True)
     if figure or saved:
         say(args, "")
-    if figure is not None:
-        draw = generate.draw(results[keys.GENERATION_LENS], figure) if sampling is not None else _draw(results, figure)
-        results[keys.PLOTS] = draw
-        say(args, f"plot:  {', '.join(results[keys.PLOTS])}")
-    if saved is not None:
-        folder = Save(saved[0], saved[1], model_id=model.model_id)(results)[keys.OUTPUT_DIR]
-        say(args, f"saved: {folder}")
+    try:
+        if figure is not None:
+            draw = generate.draw if sampling is not None else _draw
+            results[keys.PLOTS] = draw(results, figure)
+            say(args, f"plot:  {', '.join(results[keys.PLOTS])}")
+    finally:  # a figure that fails must not take with it what was read
+        if saved is not None:
+            folder = Save(saved[0], saved[1], model_id=model.model_id)(results)[keys.OUTPUT_DIR]
+            say(args, f"saved: {folder}")
     return 0
 
 

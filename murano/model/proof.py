@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from murano.errors import UnsupportedModelError
 from murano.model.anatomy import BATCH, POSITIONS, Anatomy, probe_ids, run
+from murano.model.rope import turning_lengths
 from murano.model.stream import get_at
 from murano.model.tail import Replay, ShortPath, Tail, trace_short_path
 from murano.model.watch import at_rest, logits_of
@@ -35,7 +36,7 @@ class ReadoutProof:
         row_difference: the largest absolute difference when rows are read one at a time, at another matrix shape.
         padding_difference: the largest absolute difference of a logit when tokens are appended after it.
         pads: whether prompts of different lengths may share a batch. Where they may not (a sparse attention whose choice
-            depends on the length, say), only prompts of one length do.
+            depends on the length, or a rope whose factors do), only prompts of one length do.
         scale: the largest absolute logit, to judge the differences by.
         prompts: the token ids on which it was proved.
         n_layers: how many block calls there are.
@@ -162,7 +163,7 @@ def prove(anatomy: Anatomy) -> tuple[Tail, ReadoutProof]:
             max_difference=gap,
             row_difference=row_gap,
             padding_difference=padding,
-            pads=padding <= other_shape and not picks,
+            pads=padding <= other_shape and not picks and not turning_lengths(getattr(model, "config", None)),
             scale=float(logits[logits.isfinite()].abs().max()),
             prompts=[a.tolist(), b.tolist()],
             n_layers=len(anatomy.blocks),

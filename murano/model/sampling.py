@@ -53,6 +53,10 @@ class Sampling:
         seed = self.seed
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEEDS):
             raise InputError(f"seed={seed!r}: it must be a whole number from 0 to {SEEDS - 1}.")
+        if self.temperature == 0 and seed is not None:
+            raise InputError(
+                f"seed={seed!r} draws nothing at temperature 0: give a temperature above 0 too, or no seed."
+            )
 
     @classmethod
     def of(cls, *, stop: Any = None, **settings: Any) -> Sampling:

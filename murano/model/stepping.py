@@ -1,6 +1,7 @@
 """Running a model a token at a time: from the cache that it returns itself, where that is shown to change nothing.
 
-A batch holds prompts of one length, so that there is no padding and no mask, and no position that could be counted wrong.
+A batch holds prompts of one length, so that there is no padding and no mask, and no position that could be counted wrong. Where a rope
+turns to other factors as the text grows (see :mod:`murano.model.rope`), the keys in the cache are of no use any more: all tokens run again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from murano.address import Address
 from murano.model import residuals
 from murano.model.anatomy import BATCH, POSITIONS, Anatomy, probe_ids, run
 from murano.model.proof import another_shape, difference
+from murano.model.rope import turning_lengths
 from murano.model.watch import at_rest, logits_of
 
 #: What families call what they remember of the tokens so far, in the forward's arguments and in what it returns.
@@ -53,8 +55,10 @@ class Stepper:
 
     def __init__(self, anatomy: Anatomy, cache: CacheProof) -> None:
         self.anatomy, self.name = anatomy, cache.name
-        self._cache: Any = cache.first() if cache.first is not None else None
+        self._first = cache.first
+        self._cache: Any = None
         self._ids: Tensor | None = None
+        self._turns = turning_lengths(getattr(anatomy.model, "config", None))
 
     def step(
         self,
@@ -75,8 +79,12 @@ class Stepper:
         Returns:
             The model's own logits of the token that follows, and the rows of the stream that it is predicted from.
         """
-        if self.name is None:
-            self._ids = new = new if self._ids is None else torch.cat([self._ids, new], dim=1)
+        before = 0 if self._ids is None else self._ids.shape[1]
+        self._ids = new if self._ids is None else torch.cat([self._ids, new], dim=1)
+        turned = any(before <= length < self._ids.shape[1] for length in self._turns)
+        if self.name is None or before == 0 or turned:
+            new = self._ids
+            self._cache = self._first() if self._first is not None else None
         rows: dict[Address, Tensor] = {}
 
         def take(address: Address, stream: Float[Tensor, "batch position d_model"]) -> None:
@@ -92,14 +100,13 @@ class Stepper:
         Returns:
             Whether the others are gone.
         """
-        if self.name is None:
-            assert self._ids is not None
-            self._ids = self._ids[rows.to(self._ids.device)]
-            return True
-        layers = getattr(self._cache, "layers", None)
-        if not layers or any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
-            return False
-        self._cache.batch_select_indices(rows)
+        assert self._ids is not None
+        if self.name is not None:
+            layers = getattr(self._cache, "layers", None)
+            if not layers or any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
+                return False
+            self._cache.batch_select_indices(rows)
+        self._ids = self._ids[rows.to(self._ids.device)]
         return True
 
     def _call(self, model: nn.Module, ids: Int[Tensor, "batch position"], **options: Any) -> Any:
@@ -117,6 +124,9 @@ class Stepper:
 def prove_cache(anatomy: Anatomy) -> CacheProof:
     """Find the cache, and hold steps from it against one forward of all tokens.
 
+    Two batches take turns, so that what a module remembers of the last forward, outside of the cache, is always of the other one; and
+    prompts of one token are among them, for some modules forget at the start of a longer one alone.
+
     Args:
         anatomy: a model and its blocks.
     """
@@ -125,19 +135,19 @@ def prove_cache(anatomy: Anatomy) -> CacheProof:
     name = next((name for name in CACHES if name in accepted), None)
     if name is None:
         return CacheProof(None, reason="its forward takes none")
-    ids = probe_ids(model, anatomy.embedding_rows, BATCH, POSITIONS, seed=6)
-    prompt = POSITIONS // 2
+    batches = [probe_ids(model, anatomy.embedding_rows, BATCH, POSITIONS, seed=seed) for seed in (6, 7)]
     with at_rest(model):
-        whole = logits_of(run(model, ids))
-    assert whole is not None
+        whole = torch.stack([_all_logits(model, ids) for ids in batches])
     tried: list[CacheProof] = []
     # Some families return nothing unless they are given a cache to fill, as generate does.
     config = getattr(model, "config", None)
     for first in (None, partial(DynamicCache, config=config), DynamicCache):
+        found = CacheProof(name, first)
         try:
-            stepper = Stepper(anatomy, CacheProof(name, first))
-            parts = (ids[:, :prompt], *ids[:, prompt:].split(1, dim=1))
-            gap = difference(torch.stack([stepper.step(part)[0] for part in parts], dim=1), whole[:, prompt - 1 :])
+            gap = max(
+                difference(_in_turns(anatomy, found, batches, prompt), whole[..., prompt - 1 :, :])
+                for prompt in (POSITIONS // 2, 1)
+            )
         except Exception as error:  # the family's own code may refuse these arguments in any way it likes
             tried.append(CacheProof(None, reason=f"{type(error).__name__}: {error}"))
             continue
@@ -145,3 +155,27 @@ def prove_cache(anatomy: Anatomy) -> CacheProof:
             return CacheProof(name, first, gap)
         tried.append(CacheProof(None, difference=gap, reason=f"going on from it changes a logit by {gap:.3g}"))
     return tried[0]
+
+
+def _all_logits(model: nn.Module, ids: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position vocab"]:
+    logits = logits_of(run(model, ids))
+    assert logits is not None
+    return logits
+
+
+def _in_turns(
+    anatomy: Anatomy, cache: CacheProof, batches: list[Tensor], prompt: int
+) -> Float[Tensor, "turn batch step vocab"]:
+    """Logits of batches that go on from ``prompt`` tokens, each of them one step before any makes the next."""
+    steppers = [Stepper(anatomy, cache) for _ in batches]
+    ends = range(prompt, batches[0].shape[1] + 1)
+    steps = [
+        torch.stack(
+            [
+                stepper.step(ids[:, :end] if end == prompt else ids[:, end - 1 : end])[0]
+                for stepper, ids in zip(steppers, batches, strict=True)
+            ]
+        )
+        for end in ends
+    ]
+    return torch.stack(steps, dim=2)

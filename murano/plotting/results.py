@@ -46,7 +46,7 @@ def draw_results(
         results: values by key; what has no figure is passed over.
         output_dir: the folder to save into; without it nothing is saved.
         show: whether a notebook shows the figures; ``None``: if it is one.
-        formats: the formats to save in: ``"png"``, ``"svg"``, ``"pdf"``, and ``"html"``, one page to explore all prompts.
+        formats: the formats to save in: ``"png"``, ``"svg"``, ``"pdf"``, and ``"html"``, one page to explore all prompts of a lens.
         per_prompt: a heatmap for each prompt, or one overview of all; ``None``: heatmaps for up to 8 prompts.
         by: a name in the prompts' metadata: metrics get a line for each group.
 
@@ -77,6 +77,13 @@ def draw_results(
             files += [] if file is None else [file]
             if notebook:
                 _show(page)
+    pageless = [repr(stem) for stem, value in drawn if not isinstance(value, LogitLensResult)]
+    if PAGE in names and pageless and not nowhere:
+        rest = "Figures are drawn." if figures else "Nothing is drawn of it: give formats='png', 'svg' or 'pdf'."
+        warnings.warn(
+            f"Only a logit lens has a page (formats={PAGE!r}): there is none of {', '.join(pageless)}. {rest}",
+            stacklevel=3,
+        )
     if not drawn:
         there = ", ".join(f"{str(key)!r}" for key in results) or "none"
         raise InputError(

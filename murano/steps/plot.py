@@ -21,7 +21,7 @@ class Plot(Step):
     Args:
         output_dir: the folder to save into; without it nothing is saved.
         show: whether a notebook shows the figures; ``None``: if it is one.
-        formats: the formats to save in: ``"png"``, ``"svg"``, ``"pdf"``, and ``"html"``, one page to explore all prompts.
+        formats: the formats to save in: ``"png"``, ``"svg"``, ``"pdf"``, and ``"html"``, one page to explore all prompts of a lens.
         per_prompt: a heatmap for each prompt, or one overview of all; ``None``: heatmaps for up to 8 prompts.
         by: a name in the prompts' metadata: metrics get a line for each group.
     """

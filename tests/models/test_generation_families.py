@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ import torch
 from support.reading import fresh, held, own_logits
 from support.tiny_models import tiny_model
 from support.tiny_tokenizer import tiny_tokenizer
+from transformers import GenerationConfig, Phi3Config, Phi3ForCausalLM, WatermarkingConfig
 
 from murano import MuranoModel, follow_generation, logit_lens
 from murano.artifacts.generation_lens import GenerationLensResult
 from murano.errors import InputError, ReadoutError
+from murano.model.rope import turning_lengths
 
 STEPS = 6
 PROMPTS = [[20, 31, 42, 53, 64], [20, 31, 42, 53], [77, 66, 55, 44], [99]]
@@ -50,6 +53,7 @@ FAMILIES = (
 )
 WITHOUT_CACHE = {
     "openai-gpt": "its forward takes none",
+    "recurrent_gemma": "going on from it changes a logit by",
     "rwkv": "going on from it changes a logit by",
 }
 
@@ -109,7 +113,7 @@ def test_every_cell_is_that_of_a_plain_lens(family: str) -> None:
 @pytest.mark.parametrize("draw", [{}, {"temperature": 0.7}, {"temperature": 1.3, "top_p": 0.8}], ids=str)
 def test_the_tokens_of_transformers_generate(family: str, draw: dict[str, float]) -> None:
     model = held(family)
-    lens = follow(model, max_new_tokens=12, seed=11, **draw)
+    lens = follow(model, max_new_tokens=12, **draw, **({"seed": 11} if draw else {}))
     for prompt, ids in enumerate(PROMPTS):
         torch.manual_seed(11 + prompt)
         options = {"do_sample": True, "top_k": 0, **draw} if draw else {"do_sample": False}
@@ -206,6 +210,92 @@ def test_a_model_without_a_cache_says_that_it_is_slower() -> None:
     assert lens.cache is None
 
 
+def test_what_was_read_before_changes_nothing() -> None:
+    """Recurrent Gemma keeps its state in its modules, and a prompt of one token starts from what the last forward left there."""
+    model = fresh("recurrent_gemma")
+    for prompt in ([99], [20, 31, 42]):
+        expected = rerun(model, prompt, STEPS)
+        for before in ([[77]], [[20, 31, 42, 53]], [[50], [60], [70]]):
+            follow(model, before)
+            assert follow(model, [prompt]).sampled_ids[0].tolist() == expected
+            follow(model, before)
+            assert model.generate([prompt], max_new_tokens=STEPS).ids == [expected]
+
+
+def test_a_state_that_is_kept_outside_of_the_cache_is_found() -> None:
+    """Of a module that adds what it was last given, and starts anew with every prompt of more than one token."""
+    model = fresh("llama")
+    left: list[torch.Tensor] = []
+
+    def add_the_last(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+        shift = left[-1] if left and output.shape[1] == 1 and left[-1].shape == output.shape else 0
+        left.append(output[:, -1:].detach())
+        return output + shift
+
+    model.hf_model.model.layers[0].mlp.register_forward_hook(add_the_last)
+    assert model.cache.name is None
+    assert "going on from it changes a logit by" in model.cache.reason
+
+
+@pytest.fixture(scope="module")
+def longrope() -> MuranoModel:
+    """Its rope turns from short to long factors beyond 24 tokens."""
+    config = Phi3Config(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=64,
+        original_max_position_embeddings=24,
+        pad_token_id=0,
+        eos_token_id=299,
+        rope_scaling={"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 4.0, 8.0]},
+    )
+    model = Phi3ForCausalLM(config).eval()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.data.normal_(0, 0.3, generator=generator)
+    return MuranoModel(model, tokenizer=tiny_tokenizer())
+
+
+@pytest.mark.parametrize("length", [16, 23, 24, 25, 40])
+def test_a_rope_that_turns_as_the_text_grows(longrope: MuranoModel, length: int) -> None:
+    """Two prompts share a batch; from the step on that passes 24 tokens the keys in the cache are those of another rope."""
+    assert turning_lengths(longrope.config) == (24,)
+    drawn = torch.randint(16, 290, (2, length), generator=torch.Generator().manual_seed(length))
+    lens = follow(longrope, drawn.tolist(), max_new_tokens=12)
+    assert lens.cache is not None and lens.notes == ()
+    for prompt, ids in enumerate(drawn.tolist()):
+        n = int(lens.steps_mask[prompt].sum())
+        written = lens.sampled_ids[prompt, :n].tolist()
+        assert written == rerun(longrope, ids, 12)
+        out = longrope.hf_model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)  # type: ignore[operator]
+        assert written == out[0, length:].tolist()
+        assert longrope.generate([ids], max_new_tokens=12).ids == [written]
+        for step in range(n):
+            plain = logit_lens(longrope, [[*ids, *written[:step]]], positions=[-1], top_k=3)
+            torch.testing.assert_close(lens.top_probs[:, prompt, step], plain.top_probs[:, 0, 0], atol=1e-5, rtol=0)
+
+
+def test_prompts_on_both_sides_of_a_turning_rope_share_no_batch(longrope: MuranoModel) -> None:
+    short, long = [20, 31, 42], list(range(20, 50))
+    assert longrope.check_readout().pads is False
+    together, alone = (logit_lens(longrope, prompts, positions=[-1]) for prompts in ([short, long], [short]))
+    assert torch.equal(together.top_ids[:, 0], alone.top_ids[:, 0])
+    torch.testing.assert_close(together.top_probs[:, 0], alone.top_probs[:, 0], atol=1e-6, rtol=0)
+
+
+def test_the_lengths_at_which_ropes_turn() -> None:
+    long = {"rope_type": "longrope", "original_max_position_embeddings": 12}
+    each = {"full_attention": long, "sliding_attention": {"rope_type": "default"}}
+    for parameters, lengths in ((long, (12,)), (each, (12,)), ({"rope_type": "dynamic"}, ()), (None, ()), ({}, ())):
+        assert turning_lengths(SimpleNamespace(rope_parameters=parameters)) == lengths
+    assert turning_lengths(None) == ()
+
+
 def test_the_prompts_rows_are_those_of_the_plain_lens() -> None:
     model = held("llama")
     lens = follow(model, include_prompt=True)
@@ -244,8 +334,63 @@ def test_in_a_chat_the_end_of_a_turn_ends_it() -> None:
 
 def test_what_a_checkpoint_asks_of_generate_and_is_not_done_is_said() -> None:
     model = fresh("llama")
-    model.hf_model.generation_config.repetition_penalty = 1.1
-    assert "repetition_penalty=1.1" in follow(model).notes[0]
+    for name, value in {
+        "repetition_penalty": 1.1,
+        "no_repeat_ngram_size": 2,
+        "encoder_repetition_penalty": 1.2,
+        "min_length": 5,
+        "min_new_tokens": 3,
+        "suppress_tokens": list(range(20, 120)),
+        "begin_suppress_tokens": [20],
+        "bad_words_ids": [[21]],
+        "sequence_bias": [[[22], 1.0]],
+        "forced_bos_token_id": 0,
+        "forced_eos_token_id": 2,
+        "guidance_scale": 1.5,
+        "exponential_decay_length_penalty": (3, 1.1),
+        "watermarking_config": WatermarkingConfig(),
+        "num_beams": 4,
+        "max_time": 2.0,
+        "stop_strings": ["x"],
+        "token_healing": True,
+    }.items():
+        model.hf_model.generation_config = GenerationConfig(eos_token_id=2, **{name: value})
+        (note,) = follow(model, max_new_tokens=2).notes
+        assert note.startswith(f"The checkpoint asks generate for {name}=")
+        assert note.endswith("; the tokens here are the model's own choice without it.")
+        assert "\n" not in note and len(note) < 200
+    model.hf_model.generation_config = GenerationConfig(eos_token_id=2, repetition_penalty=1.1, min_new_tokens=3)
+    assert follow(model, max_new_tokens=2).notes == (
+        "The checkpoint asks generate for min_new_tokens=3, repetition_penalty=1.1; "
+        "the tokens here are the model's own choice without it.",
+    )
+
+
+def test_what_a_checkpoint_asks_of_draws_is_said_of_draws() -> None:
+    model = fresh("llama")
+    for name, value in {
+        "top_k": 20,
+        "min_p": 0.1,
+        "typical_p": 0.9,
+        "epsilon_cutoff": 0.1,
+        "eta_cutoff": 0.1,
+        "top_h": 0.5,
+    }.items():
+        model.hf_model.generation_config = GenerationConfig(eos_token_id=2, do_sample=True, **{name: value})
+        assert follow(model, max_new_tokens=2).notes == ()
+        (note,) = follow(model, max_new_tokens=2, temperature=1.0).notes
+        assert note.startswith(f"The checkpoint asks generate for {name}={value};")
+
+
+def test_what_a_checkpoint_sets_and_changes_no_token_is_not_said() -> None:
+    model = fresh("llama")
+    config = GenerationConfig(eos_token_id=2, do_sample=True, temperature=0.6, top_p=0.9, top_k=50)
+    config.update(guidance_scale=1.0, min_p=0.0, min_new_tokens=0, bad_words_ids=[], max_length=99, chat_format="x")
+    model.hf_model.generation_config = config
+    for temperature in (0.0, 1.0):
+        assert follow(model, max_new_tokens=2, temperature=temperature).notes == ()
+    model.hf_model.generation_config = None
+    assert follow(model, max_new_tokens=2).notes == ()
 
 
 @pytest.fixture(scope="module")
@@ -264,6 +409,7 @@ def model() -> MuranoModel:
         ({"top_p": 0, "temperature": 1}, "top_p=0: it must be a probability above 0"),
         ({"top_p": 0.9}, "top_p=0.9 draws nothing at temperature 0"),
         ({"seed": -1}, "seed=-1: it must be a whole number from 0"),
+        ({"seed": 3}, "seed=3 draws nothing at temperature 0: give a temperature above 0 too, or no seed."),
         ({"stop": ""}, "stop='': it must be a text"),
         ({"stop": [3]}, "stop=[3]"),
         ({"layers": 99}, "Layer 99 is outside the model"),

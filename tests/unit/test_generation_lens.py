@@ -187,7 +187,14 @@ def test_the_step_is_written_as_it_was_typed() -> None:
         (["--stop", "x", "y"], "--stop needs --generate N"),
         (["--chat", "y"], "--chat needs --generate N"),
         (["--generate", "3", "--positions", "all", "x"], "--positions and --generate exclude each other"),
+        (["--generate", "3", "--target", "a", "x"], "--target and --generate exclude each other"),
+        (["--generate", "3", "--foil", "a", "x"], "--foil and --generate exclude each other"),
         (["--generate", "3", "--top-p", "0.5", "x"], "draws nothing at temperature 0"),
+        (["--generate", "3", "--seed", "5", "x"], "seed=5 draws nothing at temperature 0"),
+        (
+            ["--generate", "3", "--plot", "g.html", "x"],
+            "--plot 'g.html': a generation has no page. Its figures are one of .png, .pdf, .svg.",
+        ),
     ],
 )
 def test_the_command_line_refuses(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,6 +216,21 @@ def test_the_command_line_follows(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert shown["settings"]["seed"] == 3
     (prompt,) = shown["prompts"]
     assert len(prompt["steps"]) == 3 and prompt["steps"][0]["layers"][1]["address"] == "L29.resid_post"
+
+
+@pytest.mark.parametrize("generate", [[], ["--generate", "2"]], ids=["lens", "generation"])
+def test_a_figure_that_fails_loses_nothing(
+    generate: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: object) -> str:
+        raise InputError("The figure fails.")
+
+    monkeypatch.setattr("murano.plotting.save_figure", fail)
+    plot, run = tmp_path / "g.png", tmp_path / "run"
+    common = ["lens", *generate, "--layers", "29", "--plot", str(plot), "--save", str(run)]
+    assert main([*common, "The capital of France is"]) == 2
+    assert "The figure fails." in capsys.readouterr().err
+    assert (keys.GENERATION_LENS if generate else keys.LOGIT_LENS) in load_run(run)
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])

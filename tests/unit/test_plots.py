@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
-from support.lenses import NASTY, make_lens
+from support.lenses import NASTY, make_generation, make_lens
 
 from murano import keys
 from murano.address import Address
@@ -391,6 +391,24 @@ def test_nothing_to_draw(tmp_path: Path) -> None:
         Plot(output_dir=tmp_path)(Results({"score": 1}))
     with pytest.raises(InputError, match="are there: none"):
         Plot(output_dir=tmp_path)(Results())
+
+
+def test_what_has_no_page_is_said(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    both = Results({keys.LOGIT_LENS: make_lens(), keys.GENERATION_LENS: make_generation(prompts=1)})
+    alone = Results({keys.GENERATION_LENS: make_generation(prompts=1)})
+    none = "Only a logit lens has a page (formats='html'): there is none of 'generation_lens'. "
+    for results, formats, rest, written in (
+        (both, ("png", "html"), "Figures are drawn.", 4),
+        (alone, ("png", "html"), "Figures are drawn.", 2),
+        (alone, "html", "Nothing is drawn of it: give formats='png', 'svg' or 'pdf'.", 0),
+    ):
+        with pytest.warns(UserWarning) as caught:
+            Plot(tmp_path, formats=formats)(results)
+        assert [str(warning.message) for warning in caught] == [none + rest]
+        assert len(results[keys.PLOTS]) == written
+    Plot(tmp_path, formats="html")(results_of(make_lens()))
+    Plot(tmp_path)(alone)
+    assert not recwarn.list
 
 
 def test_nowhere_to_put_figures() -> None:

@@ -16,14 +16,16 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from support.lenses import make_generation
 
-from murano import Key, keys
+from murano import Key, keys, load_artifact
 from murano.artifacts import folder as folders
 from murano.artifacts import run as runs
 from murano.artifacts.codec import artifact
 from murano.artifacts.run import load_logit_lens, load_prompts, load_result, load_run, save_run, verify_run
 from murano.artifacts.run_items import read_item
 from murano.errors import ArtifactError, InputError, MissingKeyError
+from murano.prompts import as_prompts
 from murano.results import Results
 from murano.show import show
 
@@ -209,6 +211,48 @@ def test_a_missing_result_lists_what_is_there(tmp_path: Path) -> None:
     save_run(Results(logit_lens="text"), tmp_path, "text")
     with pytest.raises((ArtifactError, InputError), match="LogitLensResult"):
         load_logit_lens(tmp_path / "text")
+
+
+def test_a_file_that_holds_something_else_says_what_opens_it(tmp_path: Path) -> None:
+    folder = save_run(
+        Results({"generation_lens": make_generation(), "prompts": as_prompts(["a"]), "score": 1, "t": torch.ones(2)}),
+        tmp_path,
+        "run",
+    )
+    generation, prompts = f"{folder}/generation_lens/generation_lens.pt", f"{folder}/prompts/prompts.json"
+    whole = "The file is whole:"
+    for call, path, message in (
+        (
+            load_logit_lens,
+            generation,
+            f"it holds a 'generation_lens', not a 'logit_lens'. {whole} load_artifact({generation!r}) opens it, load_run the run "
+            "that it is in.",
+        ),
+        (
+            load_prompts,
+            generation,
+            f"it holds a value of the type GenerationLensResult, not PromptBatch. {whole} load_artifact({generation!r}) opens it, ",
+        ),
+        (
+            load_logit_lens,
+            prompts,
+            f"it holds a value of the type PromptBatch, not LogitLensResult. {whole} load_prompts({prompts!r}) opens it, ",
+        ),
+        (
+            load_logit_lens,
+            f"{folder}/score/score.json",
+            f"it holds a value of the type int, not LogitLensResult. {whole} load_run the",
+        ),
+        (
+            load_prompts,
+            f"{folder}/t/t.pt",
+            f"it holds a value of the type Tensor, not PromptBatch. {whole} load_run the run",
+        ),
+    ):
+        with pytest.raises(ArtifactError) as caught:
+            call(path)
+        assert str(caught.value).startswith(f"Can't read {path!r}: {message}")
+    assert load_artifact(generation).n_prompts == load_run(folder)[keys.GENERATION_LENS].n_prompts
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
