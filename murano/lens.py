@@ -28,7 +28,7 @@ from murano.model import MuranoModel, batching
 from murano.model.targets import MODES, answers_of
 from murano.prompts import PromptBatch, as_prompts
 from murano.reader import Cells, Reader
-from murano.readout.request import check_top_k, parse_layers, parse_positions
+from murano.readout.request import check_model, check_top_k, parse_layers, parse_positions
 from murano.readout.stats import parse_stats
 
 logger = logging.getLogger(__name__)
@@ -96,6 +96,7 @@ def logit_lens(
         InputError: prompts, targets, layers, positions or another argument that this model can't take; before any forward.
         ReadoutError: the last layer's reading is not the model's own prediction.
     """
+    check_model(model, "logit_lens")
     batch_of_prompts = as_prompts(prompts)
     model.check_layers(parse_layers(layers))
     wanted_positions = parse_positions(positions)

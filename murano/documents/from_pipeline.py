@@ -30,10 +30,10 @@ def to_document(pipeline: Pipeline, description: str = "") -> Document:
             f"A document is made of {shape}; here is {', '.join(type(s).__name__ for s in steps) or 'no step'}."
         )
     prompts, lens, scores = steps[0], steps[1], steps[2:]
-    for index, step in enumerate(scores, start=2):
+    for number, step in enumerate(scores, start=3):
         if not isinstance(step, (TokenProb, Match, LogitDiff)):
             raise InputError(
-                f"{type(step).__name__} (step {index}) has no place in a document, which is made of {shape}."
+                f"{type(step).__name__} (step {number}) has no place in a document, which is made of {shape}."
             )
     _check_lens(lens)
     positions = parse_positions(lens.positions)

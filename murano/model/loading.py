@@ -269,7 +269,7 @@ def as_tokenizer(tokenizer: Any, trust_remote_code: bool = False) -> Any:
             return load_tokenizer(Source(str(tokenizer), str(path), trust_remote_code=trust_remote_code))
         if _is_path(tokenizer):
             raise ModelError(f"There is no tokenizer's folder {str(tokenizer)!r}.{_neighbour(path)}")
-        return load_tokenizer(Source(tokenizer, tokenizer, local=False, trust_remote_code=trust_remote_code))
+        return load_tokenizer(Source(str(tokenizer), str(tokenizer), local=False, trust_remote_code=trust_remote_code))
     if isinstance(tokenizer, type) or not callable(tokenizer):
         raise InputError(
             f"tokenizer={tokenizer!r:.80} is no tokenizer. Give a folder, a hub id or AutoTokenizer.from_pretrained(…)."

@@ -96,6 +96,21 @@ def parse_positions(positions: Any) -> tuple[int, ...] | None:
     return found
 
 
+def check_model(model: Any, what: str) -> None:
+    """Refuse what is no :class:`~murano.MuranoModel`: a name, a transformers model, the class itself.
+
+    Args:
+        model: what was given.
+        what: the step or function that it was given to.
+
+    Raises:
+        InputError: saying how to make one.
+    """
+    if isinstance(model, type) or not hasattr(model, "check_layers"):
+        given = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise InputError(f"{what} needs a MuranoModel, not {given}: {what}(MuranoModel(…), …).")
+
+
 def check_top_k(top_k: Any, vocab_size: int | None = None) -> int:
     """``top_k`` if it can be had.
 

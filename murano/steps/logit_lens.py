@@ -48,8 +48,7 @@ class LogitLens(Step):
         from murano.readout import request
         from murano.readout.stats import parse_stats
 
-        if not hasattr(model, "check_layers"):
-            raise InputError(f"LogitLens needs a MuranoModel, not a {type(model).__name__}: LogitLens(MuranoModel(…)).")
+        request.check_model(model, "LogitLens")
         allowed = ("max_chunk_bytes", "max_batch_tokens", "on_error", "product", "apart")
         for name in options:
             if name not in allowed:
