@@ -71,8 +71,8 @@ def logit_lens(
         model: the model.
         prompts: a string, or a list of strings, chats, token-id lists or :class:`~murano.Prompt` objects. The log-probability and rank
             of the targets and foils that they carry are read in every cell.
-        layers: ``"all"``, an int, a range or slice, an address or a list of these, in the order wanted; negative ints count from
-            the last layer, ``"embeddings"`` is the row before block 0. A string may hold several: ``"embeddings,0-5"``.
+        layers: ``"all"``, ``"last"``, an int, a range or slice, an address or a list of these, in the order wanted; negative ints
+            count from the last layer, ``"embeddings"`` is the row before block 0. A string may hold several: ``"embeddings,0-5"``.
         positions: ``"all"``, ``"last"``, or token indices; negative ones count from each prompt's end.
         top_k: how many tokens to keep of each distribution.
         stats: further statistics of each cell, kept in ``lens.stats``: ``"max_prob"``, ``"margin"``, ``"kl"`` and ``"js"`` from the last
@@ -227,7 +227,7 @@ def reread(
     reader.read_residuals(lens.residuals.flatten(1, 2), cells.position_index.flatten() >= 0)
     found = question.fields(tables, (len(lens.addresses), *lens.input_ids.shape))
     if anew:
-        kept = [note for note in lens.notes if "of several tokens" not in note]
+        kept = [note for note in lens.notes if "of several tokens" not in note and "special token" not in note]
         new = answer_notes(answers, "first")
         _warn(new)
         found |= {"prompts": prompts, "target_mode": "first", "notes": (*kept, *new)}
