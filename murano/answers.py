@@ -223,15 +223,22 @@ def read_sequences(
 
 
 def answer_notes(answers: Sequence[Answers], target_mode: str) -> list[str]:
-    """Says which answers are read by their first token only."""
+    """Says which answers are special tokens, given by their ids, and which are read by their first token only."""
+    special = [(i, a) for i, of in enumerate(answers) for a in (*of["targets"], *of["foils"]) if a.special]
+    notes = [
+        f"The target {a.ids[0]} at prompt {i} is a token id, and means the special token {a.text!r}"
+        f"{f', as {len(special) - 1} more do' if len(special) > 1 else ''}: if the text is meant, write it in quotes, '{a.ids[0]}'."
+        for i, a in special[:1]
+    ]
     long = [(i, a) for i, of in enumerate(answers) for a in (*of["targets"], *of["foils"]) if len(a.ids) > 1]
     if not long or target_mode != "first":
-        return []
+        return notes
     prompt, answer = next(((i, a) for i, a in long if not a.pieces[0].strip()), long[0])
     blank = "" if answer.pieces[0].strip() else ", which is only a space and says little"
     many = len(long) > 1
     kind = "answer" if any(a in answers[i]["foils"] for i, a in long) else "target"
     return [
+        *notes,
         f"{len(long)} {kind}{'s' if many else ''} of several tokens {'are' if many else 'is'} read by the first one: "
-        f"of {answer} at prompt {prompt}, {answer.pieces[0]!r}{blank}. target_mode='sequence' reads all of it."
+        f"of {answer} at prompt {prompt}, {answer.pieces[0]!r}{blank}. target_mode='sequence' reads all of it.",
     ]

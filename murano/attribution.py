@@ -33,7 +33,7 @@ from murano.model.proof import another_shape, difference
 from murano.model.targets import answers_of
 from murano.prompts import PromptBatch, as_prompts
 from murano.reader import Cells
-from murano.readout.request import check_attribution
+from murano.readout.request import check_attribution, check_model
 
 _EMBEDDINGS, _BIAS = Address(None, "embeddings"), Address(None, BIAS)
 
@@ -70,6 +70,7 @@ def logit_attribution(
         UnsupportedModelError: a family whose logits read no direction of one stream.
         ReadoutError: contributions do not add up to the model's own logit: it was changed after it was loaded.
     """
+    check_model(model, "logit_attribution")
     batch = as_prompts(prompts, targets=targets, foils=foils)
     where = check_attribution(by, positions, neurons)
     model.require_weights("logit_attribution")

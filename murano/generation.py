@@ -34,7 +34,7 @@ from murano.model.stepping import Stepper
 from murano.model.vllm import VLLMModel
 from murano.prompts import PromptBatch, as_prompts
 from murano.reader import Reader, Tables
-from murano.readout.request import check_top_k, parse_layers
+from murano.readout.request import check_model, check_top_k, parse_layers
 from murano.readout.stats import log_softmax
 
 #: What a checkpoint may set for ``generate`` and nobody need be told of.
@@ -91,6 +91,7 @@ def follow_generation(
         InputError: an argument that this model can't take, or a prompt that leaves no room for the new tokens; before any forward.
         ReadoutError: the last layer's reading is not the model's own prediction.
     """
+    check_model(model, "follow_generation")
     sampling = Sampling.of(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
     asked = as_prompts(prompts)
     model.check_layers(parse_layers(layers))

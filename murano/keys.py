@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from murano.errors import InputError
+
 if TYPE_CHECKING:
     from murano.artifacts.generation_lens import GenerationLensResult
     from murano.artifacts.logit_attribution import LogitAttributionResult
@@ -23,6 +25,9 @@ class Key(str, Generic[T_co]):
         type: the value's class, or ``"module:Class"`` so that naming a type imports nothing. Empty: any value.
         written_by: the step that usually writes it, for the error when it is missing.
 
+    Raises:
+        InputError: the name is no string, or empty.
+
     >>> SCORE: Key[float] = Key("score", float, written_by="Scorer")
     >>> SCORE == "score", SCORE.type_name
     (True, 'float')
@@ -32,6 +37,8 @@ class Key(str, Generic[T_co]):
     written_by: str
 
     def __new__(cls, name: str, type: type[Any] | str = "", *, written_by: str = "") -> Key[T_co]:
+        if not isinstance(name, str) or not name:
+            raise InputError(f"{name!r:.80} is no name of a result: a key is a string, such as 'logit_lens'.")
         key = super().__new__(cls, name)
         key.type_path = type if isinstance(type, str) else f"{type.__module__}:{type.__qualname__}"
         key.written_by = written_by
@@ -89,6 +96,13 @@ COMMITMENT: Key[MetricTable] = Key("commitment", _TABLE, written_by="Commitment"
 OUTPUT_DIR: Key[str] = Key("output_dir", str, written_by="Save")
 #: The figures that ``Plot`` wrote.
 PLOTS: Key[list[str]] = Key("plots", list, written_by="Plot")
+
+
+def as_key(name: str) -> Key[Any]:
+    """The key of a name: one that is a key already, one that this module names under that string, or a new one of any type."""
+    if isinstance(name, Key) and (name.type_path or name not in known()):
+        return name
+    return (known().get(name) if isinstance(name, str) else None) or Key(name)
 
 
 def known() -> dict[str, Key[Any]]:

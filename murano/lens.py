@@ -28,7 +28,7 @@ from murano.model import MuranoModel, batching
 from murano.model.targets import MODES, answers_of
 from murano.prompts import PromptBatch, as_prompts
 from murano.reader import Cells, Reader
-from murano.readout.request import check_top_k, parse_layers, parse_positions
+from murano.readout.request import check_model, check_top_k, parse_layers, parse_positions
 from murano.readout.stats import parse_stats
 
 logger = logging.getLogger(__name__)
@@ -71,8 +71,8 @@ def logit_lens(
         model: the model.
         prompts: a string, or a list of strings, chats, token-id lists or :class:`~murano.Prompt` objects. The log-probability and rank
             of the targets and foils that they carry are read in every cell.
-        layers: ``"all"``, an int, a range or slice, an address or a list of these, in the order wanted; negative ints count from
-            the last layer, ``"embeddings"`` is the row before block 0. A string may hold several: ``"embeddings,0-5"``.
+        layers: ``"all"``, ``"last"``, an int, a range or slice, an address or a list of these, in the order wanted; negative ints
+            count from the last layer, ``"embeddings"`` is the row before block 0. A string may hold several: ``"embeddings,0-5"``.
         positions: ``"all"``, ``"last"``, or token indices; negative ones count from each prompt's end.
         top_k: how many tokens to keep of each distribution.
         stats: further statistics of each cell, kept in ``lens.stats``: ``"max_prob"``, ``"margin"``, ``"kl"`` and ``"js"`` from the last
@@ -96,6 +96,7 @@ def logit_lens(
         InputError: prompts, targets, layers, positions or another argument that this model can't take; before any forward.
         ReadoutError: the last layer's reading is not the model's own prediction.
     """
+    check_model(model, "logit_lens")
     batch_of_prompts = as_prompts(prompts)
     model.check_layers(parse_layers(layers))
     wanted_positions = parse_positions(positions)
@@ -226,7 +227,7 @@ def reread(
     reader.read_residuals(lens.residuals.flatten(1, 2), cells.position_index.flatten() >= 0)
     found = question.fields(tables, (len(lens.addresses), *lens.input_ids.shape))
     if anew:
-        kept = [note for note in lens.notes if "of several tokens" not in note]
+        kept = [note for note in lens.notes if "of several tokens" not in note and "special token" not in note]
         new = answer_notes(answers, "first")
         _warn(new)
         found |= {"prompts": prompts, "target_mode": "first", "notes": (*kept, *new)}

@@ -251,6 +251,20 @@ def check_options(metric: str, options: Mapping[str, Any]) -> None:
             raise InputError(f"position={value!r} must be the index of a token in its prompt; -1 is the last one.")
 
 
+def needs(metric: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The answers that prompts must carry for a metric: ``"target"``, ``"foil"``, both or none.
+
+    Args:
+        metric: its name in :data:`METRICS`.
+        options: what is passed to it.
+    """
+    if metric == "logit_diff":
+        return ("target", "foil")
+    parameters = inspect.signature(METRICS[metric]).parameters
+    of = options.get("of", parameters["of"].default if "of" in parameters else "target")
+    return () if of == "prediction" else (of,)
+
+
 def _log_probs(lens: LogitLensResult, of: str, position: int) -> tuple[Float[Tensor, "prompt layer"], dict[str, str]]:
     log_probs, _, left_out = _answers(lens, of, position)
     nobody = log_probs.isnan().all(dim=-1)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from murano.errors import InputError, PipelineError, nearest
-from murano.keys import Key
-from murano.results import Results
+from murano.errors import InputError, MuranoError, PipelineError, nearest
+from murano.keys import Key, as_key
+from murano.results import Results, as_results
 from murano.steps.base import Step, step_name
 
 if TYPE_CHECKING:
     from murano.documents import Document
+
+
+logger = logging.getLogger(__name__)
 
 
 class Pipeline:
@@ -35,8 +39,13 @@ class Pipeline:
     def __init__(self, steps: Sequence[Step]) -> None:
         if isinstance(steps, Step):
             steps = [steps]
+        if isinstance(steps, (type, str)) or not isinstance(steps, Iterable):
+            given = f"the class {steps.__name__}" if isinstance(steps, type) else repr(steps)
+            raise InputError(
+                f"A pipeline is made of a list of steps, not of {given:.80}: Pipeline([LoadPrompts(…), …])."
+            )
         self.steps: list[Step] = list(steps)
-        for index, step in enumerate(self.steps):
+        for index, step in enumerate(self.steps, start=1):
             if isinstance(step, type):
                 raise InputError(f"Step {index} is the class {step.__name__}, not a step: write {step.__name__}(…).")
             if not isinstance(step, Step):
@@ -55,7 +64,8 @@ class Pipeline:
             The keys that will exist after the last step, in the order in which they are written.
 
         Raises:
-            PipelineError: a step reads what no earlier step writes, or reads it as another type.
+            PipelineError: a step reads what no earlier step writes, or reads it as another type; or it draws what is there, and all
+                of it is written later.
             InputError: a step's own arguments can't be right.
         """
         start = "the results it starts from"
@@ -66,24 +76,51 @@ class Pipeline:
             for key in step.reads:
                 self._check_read(index, step, key, written)
             step.check()
+            if step.takes_all:
+                self._check_place(index, step, written)
             for key in step.writes:
                 if str(key) in written and written[str(key)][1] != start:
                     warnings.warn(
-                        f"{str(key)!r} is written twice: by {written[str(key)][1]} and by {step_name(step)} "
-                        f"(step {index}). The later one replaces the earlier.",
+                        f"{str(key)!r} is written twice: by {written[str(key)][1]} and by {self._called(index)}. "
+                        "The later one replaces the earlier.",
                         stacklevel=3,
                     )
-                written[str(key)] = (key, f"{step_name(step)} (step {index})")
+                written[str(key)] = (key, self._called(index))
         return list(written)
+
+    def _called(self, index: int) -> str:
+        """How a step is named in messages: numbers count from 1, as in :meth:`explain`."""
+        return f"{step_name(self.steps[index])} (step {index + 1})"
+
+    def _check_place(self, index: int, step: Step, written: dict[str, tuple[Key[Any] | None, str]]) -> None:
+        """Of a step that works on all that is there: warn of what comes too late for it, and for any later one of its kind.
+
+        Raises:
+            PipelineError: all of it comes too late.
+        """
+        last = next(i for i in reversed(range(len(self.steps))) if self.steps[i].takes_all == step.takes_all)
+        late = [
+            i
+            for i in range(last + 1, len(self.steps))
+            if not self.steps[i].takes_all and any(step.takes(key) for key in self.steps[i].writes)
+        ]
+        if not late or index != last:
+            return
+        message = (
+            f"{self._called(index)} comes before {self._called(late[0])}: what that one writes is not {step.takes_all}."
+        )
+        if not any(step.takes(as_key(key or name)) for name, (key, _) in written.items()):
+            raise PipelineError(f"{message} Put {self._called(late[-1])} first.")
+        warnings.warn(f"{message} Put {step_name(step)} last.", stacklevel=4)
 
     def _check_read(
         self, index: int, step: Step, key: Key[Any], written: dict[str, tuple[Key[Any] | None, str]]
     ) -> None:
-        name = f"{step_name(step)} (step {index})"
+        name = self._called(index)
         if str(key) not in written:
             later = [i for i in range(index + 1, len(self.steps)) if key in self.steps[i].writes]
             if later:
-                hint = f"{step_name(self.steps[later[0]])} (step {later[0]}) writes it: put that one first."
+                hint = f"{self._called(later[0])} writes it: put that one first."
             elif key.written_by:
                 hint = f"Add {key.written_by}(…) before it."
             else:
@@ -109,23 +146,39 @@ class Pipeline:
 
         Raises:
             PipelineError: a step reads what no earlier step writes, or reads it as another type.
-            InputError: a step's own arguments can't be right, or ``resume`` is no folder.
+            InputError: a step's own arguments can't be right, what is there already shows that a later step will fail (metrics of
+                targets that no prompt has), or ``resume`` is no folder.
         """
-        results = Results() if results is None else results
-        if not isinstance(results, Results):
-            results = Results(results)
+        results = as_results(results)
         self.validate(results)
         if resume is None:
-            for step in self.steps:
-                results = step(results)
-            return results
+            return self._run_steps(results, lambda step, results: step(results))
         from murano.resume import Resume
 
         earlier = Resume(resume)
-        for step in self.steps:
-            results = earlier.run(step, results)
+        results = self._run_steps(results, earlier.run)
         earlier.finished()
         return results
+
+    def _run_steps(self, results: Results, run: Callable[[Step, Results], Results]) -> Results:
+        for index, step in enumerate(self.steps):
+            self._check_ahead(index, results)
+            try:
+                results = run(step, results)
+            except MuranoError:
+                raise
+            except Exception as error:  # of a step of the user's own: its traceback says where, and this in which step
+                logger.error("%s raised %s: %s", self._called(index), type(error).__name__, error)
+                raise
+        return results
+
+    def _check_ahead(self, index: int, results: Results) -> None:
+        """Let every step from ``index`` on look at what is there: what dooms it is said before anything slow happens."""
+        for later in range(index, len(self.steps)):
+            try:
+                self.steps[later].check_ahead(results, self.steps[index:later])
+            except InputError as error:
+                raise InputError(f"{self._called(later)}: {error}") from None
 
     def plan(self) -> str:
         """What :meth:`explain` prints, as a string."""

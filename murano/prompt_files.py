@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from murano.prompts import Prompt, PromptBatch, as_answers, as_prompts
 
 #: Where the prompts that the package ships lie.
 SHIPPED = Path(__file__).parent / "data"
+_ENDINGS = ".txt, .jsonl, .json, .csv and .tsv"
 #: What each field may be called.
 NAMES = {"prompt": ("prompt", "text", "messages"), "target": ("target", "targets"), "foil": ("foil", "foils")}
 
@@ -20,9 +24,9 @@ NAMES = {"prompt": ("prompt", "text", "messages"), "target": ("target", "targets
 def read_prompt_file(path: str | Path, *, chat: bool = False, fields: Mapping[str, str] | None = None) -> PromptBatch:
     """Prompts from a file.
 
-    A ``.jsonl``, ``.json`` or ``.csv`` file has a record for each prompt with a field ``prompt`` and, where there are answers, ``target``
-    and ``foil``; every other field is kept as metadata. In JSON a target may be a list of accepted answers and a prompt a chat. Any other
-    file is text with one prompt to a line; empty lines are left out.
+    A ``.jsonl``, ``.json``, ``.csv`` or ``.tsv`` file has a record for each prompt with a field ``prompt`` and, where there are answers,
+    ``target`` and ``foil``; every other field is kept as metadata. In JSON a target may be a list of accepted answers and a prompt a chat,
+    and a number is a token id. A ``.txt`` file has one prompt to a line; empty lines are left out.
 
     Args:
         path: the file.
@@ -30,11 +34,16 @@ def read_prompt_file(path: str | Path, *, chat: bool = False, fields: Mapping[st
         fields: what this file calls them: ``{"prompt": "question", "target": "answer"}``.
 
     Raises:
-        InputError: the file can't be read, has no prompt in it, or a record lacks a field; the line is named.
+        InputError: the file can't be read, is of another type, has no prompt in it, or a record lacks a field; the line is named.
     """
     path = Path(path)
-    text = _text(path)
     reader = _READERS.get(path.suffix.lower())
+    if reader is None and path.suffix.lower() != ".txt" and path.is_file():  # a pipe has no ending, and is text
+        raise InputError(
+            f"Prompts are not read from {str(path)!r}, but from {_ENDINGS}: .txt has one prompt to a line, the others have a record "
+            "for each, with a field 'prompt'."
+        )
+    text = _text(path)
     if reader is None:
         prompts = [line for line in text.splitlines() if line.strip()]
         if not prompts:
@@ -43,7 +52,7 @@ def read_prompt_file(path: str | Path, *, chat: bool = False, fields: Mapping[st
     names = {name: (fields[name],) if fields and name in fields else known for name, known in NAMES.items()}
     found = [_prompt(record, names, f"{path.name}, {where}", chat) for where, record in reader(text, path)]
     if not found:
-        under = ", under a line with the names of the fields" if path.suffix.lower() == ".csv" else ""
+        under = ", under a line with the names of the fields" if path.suffix.lower() in (".csv", ".tsv") else ""
         raise InputError(f"There are no prompts in {str(path)!r}: it should hold a record for each{under}.")
     return PromptBatch(found)
 
@@ -59,13 +68,22 @@ def read_records(path: Path) -> list[tuple[str, Any]]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
+        found = path.read_bytes()
+        text = found.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        other = "UTF-16" if found.startswith((b"\xff\xfe", b"\xfe\xff")) else "LATIN1"
+        if other == "LATIN1" and re.search(rb"[\x00-\x08\x0e-\x1f]", found):  # signs that no text has in any encoding
+            raise InputError(f"{str(path)!r} is not a text file: prompts are read from {_ENDINGS}.") from None
+        line = found.count(b"\n", 0, error.start) + 1
+        where = "" if other == "UTF-16" else f" (line {line}, byte {found[error.start]:#x})"
+        quoted = shlex.quote(str(path))
         raise InputError(
-            f"{str(path)!r} is not a text file: prompts are read from .txt, .jsonl, .json and .csv."
+            f"{str(path)!r} is not UTF-8{where}. If it is {other}: iconv -f {other} -t UTF-8 {quoted} > "
+            f"{shlex.quote(str(path.with_stem(path.stem + '-utf8')))}"
         ) from None
     except OSError as error:
         raise InputError(f"Can't read prompts from {str(path)!r}: {error.strerror or error}.") from None
+    return io.StringIO(text, newline=None).read()  # every way of ending a line is one
 
 
 def shipped_prompts(name: str) -> PromptBatch:
@@ -92,11 +110,14 @@ def _prompt(record: Any, names: Mapping[str, tuple[str, ...]], where: str, chat:
         kind: next((name for name in known if record.get(name) not in (None, "")), None)
         for kind, known in names.items()
     }
+    empty = next((name for name in names["prompt"] if name in record), None)
+    if used["prompt"] is None and empty is not None:
+        raise InputError(f"{where}: the field {empty!r} is empty. Fill it in, or take the record out.")
     if used["prompt"] is None:
         there = ", ".join(map(repr, record)) or "none"
         hint = nearest(names["prompt"][0], list(map(str, record)))
         raise InputError(
-            f"{where}: there is no field {names['prompt'][0]!r} (or it is empty). Fields found: {there}.{hint} "
+            f"{where}: there is no field {names['prompt'][0]!r}. Fields found: {there}.{hint} "
             "If it has another name here: fields={'prompt': '…'}."
         )
     try:
@@ -137,20 +158,38 @@ def _json(text: str, path: Path) -> Iterator[tuple[str, Any]]:
 
 def _csv(text: str, path: Path) -> Iterator[tuple[str, Any]]:
     header = text.partition("\n")[0]
-    delimiter = next((sign for sign in (",", ";", "\t") if sign in header), ",")
+    signs = (",", ";", "\t") if path.suffix.lower() == ".csv" else ("\t",)
+    delimiter = next((sign for sign in signs if sign in header), signs[0])
     rows = csv.DictReader(text.splitlines(keepends=True), delimiter=delimiter)
     rows.fieldnames = names = [name.strip() for name in rows.fieldnames or ()]
     twice = [name for i, name in enumerate(names) if name in names[:i]]
     if twice:
         raise InputError(f"{path.name}, line 1: there are two columns {twice[0]!r}.")
-    for record in rows:
+    for record in _whole(rows, len(text), path):
         if None in record:
             raise InputError(f"{path.name}, line {rows.line_num}: more values than there are columns ({record[None]}).")
         yield f"line {rows.line_num}", {k: v for k, v in record.items() if v is not None}
+
+
+def _whole(rows: csv.DictReader[str], length: int, path: Path) -> Iterator[dict[str | Any, Any]]:
+    """The rows, however long a field is: csv has a limit, which is of the whole process."""
+    while True:
+        limit = csv.field_size_limit()
+        csv.field_size_limit(max(limit, length))
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            raise InputError(f"{path.name}, line {rows.line_num}: no CSV ({error}).") from None
+        finally:
+            csv.field_size_limit(limit)
+        if row is None:
+            return
+        yield row
 
 
 _READERS: dict[str, Callable[[str, Path], Iterator[tuple[str, Any]]]] = {
     ".jsonl": _jsonl,
     ".json": _json,
     ".csv": _csv,
+    ".tsv": _csv,
 }

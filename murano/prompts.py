@@ -158,7 +158,7 @@ def _with_answers(batch: PromptBatch, what: str, given: Any) -> PromptBatch:
 
 def is_prompt_file(text: str | Path) -> bool:
     """Whether a text is the name of a file that may well hold prompts."""
-    return str(text).endswith((".txt", ".jsonl", ".csv", ".json")) and os.path.isfile(text)
+    return str(text).endswith((".txt", ".jsonl", ".csv", ".tsv", ".json")) and os.path.isfile(text)
 
 
 def _is_text(text: str) -> bool:
@@ -175,6 +175,10 @@ def _is_chat(item: Any) -> bool:
 
 def _as_prompt(item: Any, index: int, chat: bool) -> Prompt:
     if isinstance(item, Prompt):
+        if not isinstance(item.text, str):
+            raise InputError(
+                f"Prompt {index} has text={item.text!r:.80}, which is no string. Token ids go into token_ids, a chat into messages."
+            )
         if not (item.text.strip() or item.messages or item.token_ids):
             raise InputError(f"Prompt {index} {'holds only whitespace' if item.text else 'is empty'}.")
         return item

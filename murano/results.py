@@ -64,12 +64,12 @@ class Results(dict[str, Any]):
 
     def __missing__(self, key: str) -> Any:
         there = ", ".join(repr(str(name)) for name in self) or "none yet"
-        known = key if isinstance(key, Key) else keys.known().get(key)
-        writer = f" It is written by {known.written_by}." if known is not None and known.written_by else ""
+        writer = keys.as_key(key).written_by if isinstance(key, str) and key else ""
+        writer = f" It is written by {writer}." if writer else ""
         raise MissingKeyError(f"No result {str(key)!r}.{writer}{nearest(key, self)} Results that are there: {there}.")
 
     def __setitem__(self, key: str, value: Any, /) -> None:
-        expected = key.resolve_type() if isinstance(key, Key) else None
+        expected = keys.as_key(key).resolve_type()
         if expected is not None and not isinstance(value, expected):
             raise InputError(
                 f"Result {str(key)!r} is a {expected.__name__}, not a {type(value).__name__}: {value!r:.80}"
@@ -77,9 +77,13 @@ class Results(dict[str, Any]):
         super().__setitem__(str(key), value)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """As ``dict.update``, with each value checked against its key's type."""
+        """As ``dict.update``, with each value checked against its key's type.
+
+        Raises:
+            InputError: a value of another type than its key names, or something that is no results: a lens by itself, say.
+        """
         for source in args:
-            for key, value in source.items() if isinstance(source, Mapping) else source:
+            for key, value in source.items() if isinstance(source, Mapping) else _pairs(source):
                 self[key] = value
             if isinstance(source, Results):
                 self.history.extend(source.history)
@@ -104,3 +108,27 @@ class Results(dict[str, Any]):
 
     def __repr__(self) -> str:
         return f"Results({', '.join(f'{key}: {type(value).__name__}' for key, value in self.items())})"
+
+
+def as_results(source: Any) -> Results:
+    """Results as they are; a dict of results, or nothing, as results."""
+    return source if isinstance(source, Results) else Results() if source is None else Results(source)
+
+
+def _pairs(source: Any) -> list[tuple[Any, Any]]:
+    """What ``dict`` takes besides a mapping: a list of pairs.
+
+    Raises:
+        InputError: it is something else, mostly a result without its key.
+    """
+    try:
+        return [(key, value) for key, value in source]
+    except (TypeError, ValueError):
+        kind = type(source).__name__
+        # A metric's table is of one type under many names, and says which.
+        name = getattr(source, "name", None) if kind == "MetricTable" else None
+        path = f"{type(source).__module__}:{kind}"
+        of_type = [str(key) for key in keys.known().values() if key.type_path == path]
+        key = name if name in of_type else of_type[0] if of_type else None
+        hint = f"Results({{keys.{key.upper()}: …}})" if key else "Results({'name': …})"
+        raise InputError(f"Results are a dict of named results, not a {kind}: give {hint}.") from None

@@ -7,7 +7,7 @@ import html
 import io
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from murano.address import Address
 from murano.errors import ArtifactError, InputError, MissingExtraError, nearest
-from murano.prompts import PromptBatch
+from murano.prompts import Prompt, PromptBatch
 
 #: Resamples of a bootstrap interval.
 RESAMPLES = 2000
@@ -97,10 +97,7 @@ class MetricTable:
         if by is None:
             return {"all": list(range(n))}
         prompts = self.prompts or ()
-        known = sorted({str(name) for prompt in prompts for name in prompt.metadata})
-        if by not in known:
-            there = f"There is: {', '.join(known)}." if known else "The prompts carry no metadata."
-            raise InputError(f"Prompts can't be grouped by {by!r}.{nearest(by, known)} {there}")
+        check_group(by, prompts)
         found: dict[str, list[int]] = {}
         for index, prompt in enumerate(prompts):
             found.setdefault(str(prompt.metadata.get(by, "")), []).append(index)
@@ -321,3 +318,19 @@ def _interval(values: Any, confidence: float, resamples: int, seed: int) -> tupl
 
 def _listed(answers: Sequence[str | int]) -> Any:
     return answers[0] if len(answers) == 1 else "; ".join(map(str, answers))
+
+
+def check_group(by: str, prompts: Iterable[Prompt]) -> None:
+    """Refuse to group prompts by what none of them has.
+
+    Args:
+        by: a name in the prompts' metadata.
+        prompts: the prompts.
+
+    Raises:
+        InputError: no prompt has such metadata.
+    """
+    known = sorted({str(name) for prompt in prompts for name in prompt.metadata})
+    if by not in known:
+        there = f"There is: {', '.join(known)}." if known else "The prompts carry no metadata."
+        raise InputError(f"Prompts can't be grouped by {by!r}.{nearest(by, known)} {there}")

@@ -90,7 +90,7 @@ class RunResults(Results):
         value = super().__getitem__(key)
         if isinstance(value, _Deferred):
             value = value.open(key.resolve_type() if isinstance(key, Key) else None)
-            self[key] = value
+            dict.__setitem__(self, str(key), value)  # whatever was saved under that name, it can be opened
         return value
 
     def get(self, key: str, default: Any = None, /) -> Any:
@@ -152,11 +152,12 @@ def load_run(path: str | os.PathLike[str]) -> RunResults:
             names = entry.get("files", [entry.get("file")])
             if any(name not in files for name in names):
                 raise ArtifactError(f"it names a file that is not in the manifest: {names}")
-            results[key] = (
+            value = (
                 [str(folder / name) for name in names]
                 if entry["schema"] == "plots"
                 else _Deferred(folder, names[0], entry["type"], files[names[0]]["sha256"])
             )
+            dict.__setitem__(results, key, value)  # its type is seen when it is opened
         results.history = [_record(step) for step in metadata["steps"]]
     return results
 

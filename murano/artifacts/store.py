@@ -250,5 +250,7 @@ def _nearby(path: Path) -> str:
     """What a user may have meant by a path that is not there."""
     with contextlib.suppress(OSError, ValueError):
         there = sorted(entry.name for entry in path.parent.iterdir() if not entry.name.startswith("."))
-        return f"{nearest(path.name, there)} In {str(path.parent)!r} there is: {', '.join(there[:10]) or 'nothing'}."
+        # The two files that make a folder a run are no misspelling of each other.
+        hint = "" if path.name in ("manifest.json", "metadata.json") else nearest(path.name, there)
+        return f"{hint} In {str(path.parent)!r} there is: {', '.join(there[:10]) or 'nothing'}."
     return ""

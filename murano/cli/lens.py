@@ -32,7 +32,9 @@ def add_to(commands: Any) -> None:
     """Add the command and its arguments."""
     parser = new_command(commands, "lens", run, "what each layer of a model predicts", EXAMPLES)
     parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="what the model reads, in quotes")
-    parser.add_argument("--file", metavar="FILE", help="more prompts: a text file, one to a line")
+    parser.add_argument(
+        "--file", metavar="FILE", help="more prompts: a .txt file, one to a line, or .jsonl, .json, .csv, .tsv"
+    )
     add_backend_arguments(add_model_arguments(parser))
     what = parser.add_argument_group("what to read")
     what.add_argument(

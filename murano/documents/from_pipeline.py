@@ -36,10 +36,10 @@ def to_document(pipeline: Pipeline, description: str = "") -> Document:
         )
     prompts, lens, scores = steps[0], steps[1], steps[2:]
     assert isinstance(prompts, LoadPrompts) and isinstance(lens, LogitLens)
-    for index, step in enumerate(scores, start=2):
+    for number, step in enumerate(scores, start=3):
         if type(step) not in (TokenProb, Match, LogitDiff):
             raise InputError(
-                f"{type(step).__name__} (step {index}) has no place in a document, which is made of {shape}."
+                f"{type(step).__name__} (step {number}) has no place in a document, which is made of {shape}."
             )
     _check_lens(lens)
     positions = parse_positions(lens.positions)

@@ -23,6 +23,7 @@ from murano.model.captured import Captured
 from murano.model.ends import end_tokens
 from murano.model.loading import (
     Source,
+    as_tokenizer,
     check_devices,
     find_source,
     load_config,
@@ -67,7 +68,7 @@ class MuranoModel:
         dtype: of the weights, ``torch.float32`` or ``"float32"``; the checkpoint's own by default. Softmax and statistics
             are computed in float32 whatever the weights are.
         device_map: where the weights go, as transformers takes it: ``"cuda"``, ``"auto"``, …
-        tokenizer: for a model that comes without one, or to use another.
+        tokenizer: for a model that comes without one, or to use another: the object, or its folder or hub id.
         revision: a branch, tag or commit on the hub.
         trust_remote_code: let code that comes with the model run.
 
@@ -106,15 +107,20 @@ class MuranoModel:
             raise InputError(
                 f"backend={backend!r} is unknown.{nearest(backend, ('eager', 'vllm'))} Use 'eager' or 'vllm'."
             )
-        if engine_args:
+        for name in engine_args:
+            if name == "device":
+                raise InputError(f"MuranoModel takes no 'device': write device_map={str(engine_args[name])!r}.")
+            options = ("backend", "dtype", "device_map", "tokenizer", "revision", "trust_remote_code")
             raise InputError(
-                f"MuranoModel takes no {next(iter(engine_args))!r}. If it is an argument of vLLM's engine: "
-                'MuranoModel(…, backend="vllm").'
+                f"MuranoModel takes no {name!r}.{nearest(name, options)} It takes: {', '.join(options)}. If it is an argument of "
+                'vLLM\'s engine: MuranoModel(…, backend="vllm").'
             )
         self.source = source
         self.dtype_asked = parse_dtype(dtype)
         check_devices(device_map)
         self.device_map = device_map
+        if tokenizer is not None:
+            tokenizer = as_tokenizer(tokenizer, trust_remote_code)
         self._source: Source | None = None
         self._held: nn.Module | None = None
         self._products: dict[tuple[int, str], Choice] = {}

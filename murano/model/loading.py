@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,8 +17,12 @@ from torch import nn
 from murano.errors import InputError, MissingExtraError, ModelError, nearest
 from murano.model.bundled import bundled_folder
 
+logger = logging.getLogger(__name__)
+
 #: Seconds in which the hub must say whether it has a model.
 HUB_TIMEOUT = 5.0
+
+_GIVE_TOKENIZER = " Give one: MuranoModel(…, tokenizer='folder or hub id')."
 
 
 @dataclass(frozen=True)
@@ -86,9 +91,15 @@ def find_source(source: str | Path | None, revision: str | None, trust_remote_co
                 f"{text!r} is no model folder: it has no config.json. It holds: {', '.join(held) or 'nothing'}.{hint}"
             )
         return Source(text, str(path), trust_remote_code=trust_remote_code)
-    if isinstance(source, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1 or "\\" in text:
+    if _is_path(source):
         raise ModelError(f"There is no model folder {text!r}.{_neighbour(path)}")
     return _on_hub(text, revision, trust_remote_code)
+
+
+def _is_path(name: str | Path) -> bool:
+    """Whether a name can only be one of a file, not a hub id."""
+    text = str(name)
+    return isinstance(name, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1 or "\\" in text
 
 
 def _neighbour(path: Path) -> str:
@@ -234,7 +245,36 @@ def load_tokenizer(source: Source) -> Any:
     """
     from transformers import AutoTokenizer
 
-    return _from_hub(AutoTokenizer.from_pretrained, source, "tokenizer")
+    tokenizer = _from_hub(AutoTokenizer.from_pretrained, source, "tokenizer")
+    # Where there is no file, some families come out with nothing but their special tokens, and read every text as nothing.
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise ModelError(f"{source.model_id!r} has no tokenizer: there are no tokenizer files.{_GIVE_TOKENIZER}")
+    return tokenizer
+
+
+def as_tokenizer(tokenizer: Any, trust_remote_code: bool = False) -> Any:
+    """The tokenizer that a user gives: the object, or the one of a folder or hub id.
+
+    Args:
+        tokenizer: what was given.
+        trust_remote_code: let code that comes with it run.
+
+    Raises:
+        ModelError: there is no tokenizer of that name.
+        InputError: it is neither a tokenizer nor a name.
+    """
+    if isinstance(tokenizer, (str, Path)):
+        path = Path(tokenizer).expanduser()
+        if path.is_dir():
+            return load_tokenizer(Source(str(tokenizer), str(path), trust_remote_code=trust_remote_code))
+        if _is_path(tokenizer):
+            raise ModelError(f"There is no tokenizer's folder {str(tokenizer)!r}.{_neighbour(path)}")
+        return load_tokenizer(Source(str(tokenizer), str(tokenizer), local=False, trust_remote_code=trust_remote_code))
+    if isinstance(tokenizer, type) or not callable(tokenizer):
+        raise InputError(
+            f"tokenizer={tokenizer!r:.80} is no tokenizer. Give a folder, a hub id or AutoTokenizer.from_pretrained(…)."
+        )
+    return tokenizer
 
 
 def load_weights(source: Source, config: Any, dtype: torch.dtype | None, device_map: Any) -> nn.Module:
@@ -247,18 +287,67 @@ def load_weights(source: Source, config: Any, dtype: torch.dtype | None, device_
         device_map: as transformers takes it.
 
     Raises:
-        ModelError: the weights can't be read.
+        ModelError: the weights can't be read, or do not fill the whole model.
     """
     from transformers import AutoModelForCausalLM
 
     options: dict[str, Any] = {"dtype": dtype if dtype is not None else torch.float32 if source.gguf_file else "auto"}
+    # Without the second one transformers stops at the first other shape with an error that names no tensor.
+    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     if source.gguf_file is None:
         options["config"] = config
     if device_map is not None:
         options["device_map"] = device_map
     with quiet_bars() if source.local else contextlib.nullcontext():
-        model: nn.Module = _from_hub(AutoModelForCausalLM.from_pretrained, source, "weights", **options)
-    return model.eval().requires_grad_(False)
+        model, info = _from_hub(AutoModelForCausalLM.from_pretrained, source, "weights", **options)
+    _check_complete(model, info, source)
+    frozen: nn.Module = model.eval().requires_grad_(False)
+    return frozen
+
+
+def _check_complete(model: nn.Module, info: Mapping[str, Any], source: Source) -> None:
+    """Refuse a model that the checkpoint does not fill: transformers makes up the rest with random numbers.
+
+    Tied tensors are not missing, and tensors too many do no harm. Missing buffers are no random numbers but the constants that the
+    model's code starts from: they are told.
+
+    Raises:
+        ModelError: naming the tensors.
+    """
+    name, parameters = type(model).__name__, {key for key, _ in model.named_parameters(remove_duplicate=False)}
+    # What is no parameter of the model that came out is counted too: a quantised tensor goes by other names.
+    buffers = {key for key, _ in model.named_buffers()} - parameters
+    missing = sorted(set(info["missing_keys"]) - buffers)
+    others = sorted(info["mismatched_keys"])
+    if not missing and not others:
+        constants = sorted(info["missing_keys"])
+        if constants:
+            logger.warning(
+                "The weights of %r lack %s, which keep the values that %s starts from.",
+                *(source.model_id, _some(list(map(repr, constants)), "buffer"), name),
+            )
+        return
+    found = []
+    if missing:
+        found.append(f"lack {_some(list(map(repr, missing)), 'tensor')}")
+    if others:
+        shapes = [f"{key!r} ({list(there)}, not {list(wanted)})" for key, there, wanted in others]
+        found.append(f"have another shape of {_some(shapes, 'tensor')}")
+    saved_as = (getattr(getattr(model, "config", None), "architectures", None) or [name])[0]
+    hint = (
+        "Is its config.json that of these weights?"
+        if saved_as == name or source.gguf_file is not None
+        else f"It was saved as {saved_as}: give the causal language model itself."
+    )
+    raise ModelError(
+        f"The weights of {source.model_id!r} {' and '.join(found)} of {name}: these would be random numbers. {hint}"
+    )
+
+
+def _some(names: list[str], what: str) -> str:
+    """``"3 tensors ('a', 'b', 'c')"``; of many, the first three."""
+    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return f"{len(names)} {what}{'s' if len(names) != 1 else ''} ({shown})"
 
 
 @contextlib.contextmanager
@@ -296,7 +385,7 @@ def _from_hub(load: Any, source: Source, what: str, **options: Any) -> Any:
         if source.local or _reached(error):
             hint = ""
             if what == "tokenizer":
-                hint = " Give one: MuranoModel(…, tokenizer=AutoTokenizer.from_pretrained(…))."
+                hint = _GIVE_TOKENIZER
             raise ModelError(
                 f"The {what} of {source.model_id!r} can't be loaded: {_first_line(error)}{hint}"
             ) from error

@@ -23,11 +23,13 @@ class Answer:
         text: as it continues the prompt, its leading space included.
         ids: its tokens.
         pieces: each token as text.
+        special: whether it was given as the id of a special token.
     """
 
     text: str
     ids: tuple[int, ...]
     pieces: tuple[str, ...]
+    special: bool = False
 
     def read_as(self, mode: str) -> str:
         """What is read of it: all, or its first token with a mark that more follows."""
@@ -95,7 +97,7 @@ def _begins(answer: Answer, other: Answer, mode: str) -> bool:
 def _answer(given: str | int, prompt: Prompt, ids: Sequence[int], tokenizer: Any) -> Answer:
     if isinstance(given, int):
         text = batching.token_text(tokenizer, given) if given >= 0 else f"⟨{given}⟩"
-        return Answer(text, (given,), (text,))
+        return Answer(text, (given,), (text,), given in getattr(tokenizer, "all_special_ids", ()))
     before = batching.prompt_text(prompt, tokenizer) if not prompt.token_ids else _decoded(ids, tokenizer)
     text = (" " if _needs_space(before, given) else "") + given
     tokens = continuation(before, text, tokenizer)

@@ -107,13 +107,20 @@ def difference_grid(
         above=above,
         above_title="the models' predictions",
         left_out=gaps(a, prompt, columns_a),
-        title=f"{name_a} − {name_b}" if names or name_a != "a" else f"{title_of(a, prompt)}: a − b".lstrip(": "),
+        title=(f"{name_a} − {name_b}" if names or name_a != "a" else f"{title_of(a, prompt)}: a − b".lstrip(": "))
+        + _of_one_only(a, b, layers),
     )
 
 
 def _names(a: LogitLensResult, b: LogitLensResult) -> tuple[str, str]:
     one, other = (str(lens.model.get("model_id") or "") for lens in (a, b))
     return (one, other) if one and other and one != other else ("a", "b")
+
+
+def _of_one_only(a: LogitLensResult, b: LogitLensResult, layers: Any) -> str:
+    """How many layers are not drawn because one lens alone has them; nothing where the layers were asked for."""
+    n = len(set(a.addresses) ^ set(b.addresses)) if layers is None else 0
+    return f" (not drawn: {n} layer{'s' if n != 1 else ''} that one of them lacks)" if n else ""
 
 
 def _shared_layers(a: LogitLensResult, b: LogitLensResult, layers: Any) -> list[int]:

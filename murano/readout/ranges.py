@@ -11,7 +11,7 @@ def split_layers(text: str) -> list[str | int | range | slice]:
     """The parts of ``text``, which commas separate, each as what it means.
 
     Args:
-        text: ``all``, layers, addresses, ranges such as ``0-5`` (5 included) and slices such as ``0:12:2``.
+        text: ``all``, ``last``, layers, addresses, ranges such as ``0-5`` (5 included) and slices such as ``0:12:2``.
 
     Returns:
         Ints, ranges, slices, and as strings whatever is none of these.
@@ -26,6 +26,8 @@ def split_layers(text: str) -> list[str | int | range | slice]:
 
 
 def _meaning(part: str) -> str | int | range | slice:
+    if part == "last":
+        return -1
     if re.fullmatch(r"-?\d+", part):
         return int(part)
     if match := re.fullmatch(r"(\d+)-(\d+)", part):

@@ -12,7 +12,7 @@ from murano.readout.ranges import split_layers
 
 #: What layers may be besides addresses.
 FURTHER_FORMS = (
-    "Layers may also be 'all', '0-5' (5 included), '0:12:2' (a slice), or several: 'embeddings,all', [0, 'L5']."
+    "Layers may also be 'all', 'last', '0-5' (5 included), '0:12:2' (a slice), or several: 'embeddings,all', [0, 'L5']."
 )
 
 
@@ -20,7 +20,7 @@ def parse_layers(layers: Any, n_layers: int | None = None) -> tuple[Address, ...
     """The addresses that ``layers`` names, in the user's order.
 
     Args:
-        layers: ``"all"``, an int, a range, a slice, an address, a list of any of these, or a string of several as it is typed,
+        layers: ``"all"``, ``"last"``, an int, a range, a slice, an address, a list of any of these, or a string of several as it is typed,
             ``"embeddings,0-5"``; ``"embeddings"`` is the row before block 0.
         n_layers: how many layers the model has; without it ``"all"`` gives nothing and negative layers stay as they are.
 
@@ -94,6 +94,21 @@ def parse_positions(positions: Any) -> tuple[int, ...] | None:
     if twice:
         raise InputError(f"Position {twice[0]} is named twice in positions={positions!r}.")
     return found
+
+
+def check_model(model: Any, what: str) -> None:
+    """Refuse what is no :class:`~murano.MuranoModel`: a name, a transformers model, the class itself.
+
+    Args:
+        model: what was given.
+        what: the step or function that it was given to.
+
+    Raises:
+        InputError: saying how to make one.
+    """
+    if isinstance(model, type) or not hasattr(model, "check_layers"):
+        given = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise InputError(f"{what} needs a MuranoModel, not {given}: {what}(MuranoModel(…), …).")
 
 
 def check_top_k(top_k: Any, vocab_size: int | None = None) -> int:

@@ -6,6 +6,7 @@ The streaming reduction (:mod:`murano.readout.reduce`) gives the same numbers wi
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,10 +123,12 @@ def parse_stats(stats: Any) -> tuple[str, ...]:
     Raises:
         InputError: one is unknown.
     """
-    stats = tuple(STATS) if stats == "all" else stats
-    names = tuple(n.strip() for n in stats.split(",")) if isinstance(stats, str) else tuple(stats or ())
+    stats = tuple(STATS) if isinstance(stats, str) and stats == "all" else () if stats is None else stats
+    if not isinstance(stats, Iterable):
+        raise InputError(f"stats={stats!r:.80} must be names of statistics: {', '.join(STATS)}, or 'all'.")
+    names = tuple(n.strip() for n in stats.split(",") if n.strip()) if isinstance(stats, str) else tuple(stats)
     for name in names:
-        if name not in STATS:
+        if not isinstance(name, str) or name not in STATS:
             raise InputError(
                 f"Statistic {name!r} is unknown.{nearest(name, STATS)} There are: {', '.join(STATS)}, or 'all'."
             )

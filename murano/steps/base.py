@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from murano.errors import InputError, MissingKeyError, PipelineError
-from murano.keys import Key
-from murano.results import Results, StepRecord
+from murano.keys import Key, as_key
+from murano.results import Results, StepRecord, as_results
 
 
 class Step:
@@ -31,6 +31,14 @@ class Step:
     writes: Sequence[Key[Any]] = ()
     #: Whether what it writes can be taken from an earlier run; not if it does something besides, such as writing files.
     resumable: bool = True
+    #: Of a step that works on everything that is there by then: what becomes of it, in a word, such as ``"saved"``.
+    takes_all: str = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in ("reads", "writes"):
+            if name in cls.__dict__ and not hasattr(cls.__dict__[name], "__get__"):  # a property gives its keys itself
+                setattr(cls, name, _as_keys(cls.__dict__[name], f"{name} of {cls.__name__}"))
 
     def run(self, results: Results) -> Mapping[str, Any] | None:
         """Do the step's work.
@@ -46,20 +54,36 @@ class Step:
     def check(self) -> None:
         """Raise if the step's own arguments can't be right; called before any step of a pipeline runs."""
 
+    def check_ahead(self, results: Results, between: Sequence[Step]) -> None:
+        """Raise if what is there already shows that the step will fail; called before a pipeline's first step and after each.
+
+        Args:
+            results: what is there now.
+            between: the steps that will run before this one.
+        """
+
+    def takes(self, key: Key[Any]) -> bool:
+        """Of a step that takes all: whether it does something with a result of this key."""
+        return True
+
     def describe(self) -> str:
         """A line or a few for ``Pipeline.explain``."""
         return ""
 
     def __call__(self, results: Results | None = None) -> Results:
         """Run the step alone: what it writes is put into ``results``, which is returned."""
-        results = Results() if results is None else results
-        if not isinstance(results, Results):
-            results = Results(results)
+        results = as_results(results)
         for key in self.reads:
             results[key]  # raises the error that says what is there and who writes it
         self.check()
         started = time.perf_counter()
-        wrote = dict(self.run(results) or {})
+        returned = self.run(results)
+        if returned is not None and not isinstance(returned, Mapping):
+            raise PipelineError(
+                f"{step_name(self)}.run returned a {type(returned).__name__}, not a dict with a value for each key it writes: "
+                f"{list(map(str, self.writes))}."
+            )
+        wrote = dict(returned or {})
         missing = [str(key) for key in self.writes if key not in wrote]
         if missing:
             raise MissingKeyError(f"{step_name(self)} did not write {missing}, which it says it writes.")
@@ -97,9 +121,24 @@ class FunctionStep(Step):
     def __init__(
         self, function: Callable[..., Any], reads: Sequence[Key[Any]] = (), writes: Sequence[Key[Any]] = ()
     ) -> None:
+        if not callable(function):
+            raise InputError(f"A step is made of a function, not of a {type(function).__name__}: {function!r:.80}")
         self.function = function
-        self.reads = tuple(key if isinstance(key, Key) else Key(key) for key in reads)
-        self.writes = tuple(key if isinstance(key, Key) else Key(key) for key in writes)
+        name = step_name(self)
+        self.reads = _as_keys(reads, f"reads of {name}")
+        self.writes = _as_keys(writes, f"writes of {name}")
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):  # some that are written in C have none
+            return
+        try:
+            signature.bind(*self.reads)
+        except TypeError:
+            given = f"the value{'s' if len(self.reads) != 1 else ''} of reads={list(map(str, self.reads))}"
+            raise InputError(
+                f"{name}{signature} can't be called with {given if self.reads else 'nothing'}: reads must name a result for each "
+                "of its arguments."
+            ) from None
 
     def run(self, results: Results) -> Mapping[str, Any]:
         value = self.function(*(results[key] for key in self.reads))
@@ -114,6 +153,18 @@ class FunctionStep(Step):
         return f"step(reads={list(map(str, self.reads))}, writes={list(map(str, self.writes))})({step_name(self)})"
 
 
+def _as_keys(given: Any, what: str) -> tuple[Key[Any], ...]:
+    """Keys as they are given: one, or several; a plain string is the key of that name.
+
+    Raises:
+        InputError: they are no names.
+    """
+    try:
+        return (as_key(given),) if isinstance(given, str) else tuple(as_key(key) for key in given)
+    except (TypeError, InputError):
+        raise InputError(f"{what}: {given!r:.80} must be a key or a list of keys, such as ['logit_lens'].") from None
+
+
 def step_name(step: Step) -> str:
     """What a step is called in plans, errors and the history: the function that it is made of, or else its class."""
     if isinstance(step, FunctionStep):
@@ -123,6 +174,13 @@ def step_name(step: Step) -> str:
 
 def step(*, reads: Sequence[Any] = (), writes: Sequence[Any] = ()) -> Callable[[Callable[..., Any]], FunctionStep]:
     """Make a step of a function, which is called with the values of ``reads`` and returns those of ``writes``.
+
+    Args:
+        reads: the keys of its arguments, in order; one alone needs no brackets.
+        writes: the keys of what it returns, in order.
+
+    Raises:
+        InputError: something that is no key, or a function that takes another number of arguments than ``reads`` has keys.
 
     >>> @step(reads=["prompts"], writes=["n_prompts"])
     ... def count(prompts):

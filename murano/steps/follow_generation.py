@@ -50,10 +50,7 @@ class FollowGeneration(Step):
         from murano.model.sampling import Sampling
         from murano.readout import request
 
-        if not hasattr(model, "check_layers"):
-            raise InputError(
-                f"FollowGeneration needs a MuranoModel, not a {type(model).__name__}: FollowGeneration(MuranoModel(…), 32)."
-            )
+        request.check_model(model, "FollowGeneration")
         allowed = ("max_chunk_bytes", "max_batch_tokens", "product")
         for name in options:
             if name not in allowed:

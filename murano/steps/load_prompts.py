@@ -38,7 +38,7 @@ class LoadPrompts(Step):
 
     @classmethod
     def from_file(cls, path: str | Path, chat: bool = False, *, fields: Mapping[str, str] | None = None) -> LoadPrompts:
-        """Prompts from a file: a line each of text, or a record each of ``.jsonl``, ``.json`` or ``.csv``.
+        """Prompts from a file: a line each of ``.txt``, or a record each of ``.jsonl``, ``.json``, ``.csv`` or ``.tsv``.
 
         Args:
             path: the file; a record has a field ``prompt`` and may have ``target`` and ``foil``; others are kept as metadata.

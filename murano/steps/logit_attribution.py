@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from murano import keys
@@ -41,16 +41,21 @@ class LogitAttribution(Step):
         neurons: int = 20,
         max_batch_tokens: int | None = None,
     ) -> None:
-        from murano.readout.request import check_attribution
+        from murano.readout.request import check_attribution, check_model
 
-        if not hasattr(model, "check_layers"):
-            raise InputError(
-                f"LogitAttribution needs a MuranoModel, not a {type(model).__name__}: LogitAttribution(MuranoModel(…))."
-            )
+        check_model(model, "LogitAttribution")
         check_attribution(by, positions, neurons)
         model.require_weights("LogitAttribution")
         self.model, self.targets, self.foils = model, targets, foils
         self.by, self.positions, self.neurons, self.max_batch_tokens = by, positions, neurons, max_batch_tokens
+
+    def check_ahead(self, results: Results, between: Sequence[Step]) -> None:
+        settled = keys.PROMPTS in results and not any(keys.PROMPTS in step.writes for step in between)
+        if self.targets is None and settled and not any(prompt.targets for prompt in results[keys.PROMPTS]):
+            raise InputError(
+                "it needs a target, and no prompt has one. Give one to each: LoadPrompts(prompts, targets=[…]) or "
+                "LogitAttribution(model, targets=[…])."
+            )
 
     def run(self, results: Results) -> Mapping[str, Any]:
         from murano.attribution import logit_attribution

@@ -16,8 +16,8 @@ class LogitLens(Step):
 
     Args:
         model: a :class:`~murano.MuranoModel`.
-        layers: ``"all"``, an int, a range or slice, an address or a list of these, in the order wanted; negative ints count from
-            the last layer, ``"embeddings"`` is the row before block 0. A string may hold several: ``"embeddings,0-5"``.
+        layers: ``"all"``, ``"last"``, an int, a range or slice, an address or a list of these, in the order wanted; negative ints
+            count from the last layer, ``"embeddings"`` is the row before block 0. A string may hold several: ``"embeddings,0-5"``.
         positions: ``"all"``, ``"last"``, or token indices; negative ones count from each prompt's end.
         top_k: how many tokens to keep of each distribution.
         stats: further statistics of each cell: ``"max_prob"``, ``"margin"``, ``"kl"``, ``"js"``, ``"surprisal"``, ``"next_rank"``.
@@ -48,8 +48,7 @@ class LogitLens(Step):
         from murano.readout import request
         from murano.readout.stats import parse_stats
 
-        if not hasattr(model, "check_layers"):
-            raise InputError(f"LogitLens needs a MuranoModel, not a {type(model).__name__}: LogitLens(MuranoModel(…)).")
+        request.check_model(model, "LogitLens")
         allowed = ("max_chunk_bytes", "max_batch_tokens", "on_error", "product", "apart")
         for name in options:
             if name not in allowed:

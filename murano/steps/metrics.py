@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from murano import keys
+from murano.errors import InputError
 from murano.keys import Key
 from murano.results import Results
 from murano.steps.base import Step
@@ -29,6 +30,23 @@ class MetricStep(Step):
         self.key, self.options = key, options
         if key is not None:
             self.writes = (Key(key, self.writes[0].type_path, written_by=type(self).__name__),)
+
+    def check_ahead(self, results: Results, between: Sequence[Step]) -> None:
+        from murano.metrics import needs
+        from murano.steps.logit_lens import LogitLens
+
+        lens = next((step for step in reversed(between) if keys.LOGIT_LENS in step.writes), None)
+        # A lens that is there, or that another step makes, may have got its answers elsewhere.
+        if not isinstance(lens, LogitLens) or keys.PROMPTS not in results:
+            return
+        if any(keys.PROMPTS in step.writes for step in between):
+            return
+        for answer in needs(self.metric, self.options):
+            if not any(getattr(prompt, f"{answer}s") for prompt in results[keys.PROMPTS]):
+                raise InputError(
+                    f"it needs a {answer}, and no prompt has one. Give one to each: LoadPrompts(prompts, {answer}s=[…]), before "
+                    "LogitLens reads them."
+                )
 
     def run(self, results: Results) -> Mapping[str, Any]:
         from murano.metrics import METRICS

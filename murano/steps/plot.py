@@ -8,7 +8,7 @@ from typing import Any
 
 from murano import keys
 from murano.artifacts.folder import check_writable
-from murano.keys import Key
+from murano.keys import Key, as_key
 from murano.results import Results
 from murano.steps.base import Step
 
@@ -29,6 +29,7 @@ class Plot(Step):
     reads: Sequence[Key[Any]] = ()
     writes: Sequence[Key[Any]] = (keys.PLOTS,)
     resumable = False
+    takes_all = "drawn"
 
     def __init__(
         self,
@@ -50,6 +51,21 @@ class Plot(Step):
         check_formats(self.formats)
         if self.output_dir is not None:
             check_writable(self.output_dir)
+
+    def takes(self, key: Key[Any]) -> bool:
+        return key.type_path.startswith("murano.artifacts.")  # the prompts, and what other steps write, have no figure
+
+    def check_ahead(self, results: Results, between: Sequence[Step]) -> None:
+        from murano.artifacts.metric_table import MetricTable, check_group
+
+        tables = [*results, *(key for step in between for key in step.writes)]
+        if (
+            self.by is not None
+            and keys.PROMPTS in results
+            and not any(keys.PROMPTS in step.writes for step in between)
+            and any(as_key(key).type_name == MetricTable.__name__ for key in tables)
+        ):
+            check_group(self.by, results[keys.PROMPTS])
 
     def run(self, results: Results) -> Mapping[str, Any]:
         from murano.plotting.results import draw_results

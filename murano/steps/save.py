@@ -30,6 +30,7 @@ class Save(Step):
     reads: Sequence[Key[Any]] = ()
     writes: Sequence[Key[Any]] = (keys.OUTPUT_DIR,)
     resumable = False
+    takes_all = "saved"
 
     def __init__(
         self,

@@ -367,7 +367,7 @@ def test_rows_that_cant_be_read(tmp_path: Path) -> None:
         assert problem.path == "steps.lens.rows.base"
         assert words in str(problem)
     (tmp_path / "mine.json").write_bytes(b"\xff")
-    assert "not a text file" in str(documents.validate(tmp_path / "lens.json")[0])
+    assert "is not UTF-8 (line 1, byte 0xff)" in str(documents.validate(tmp_path / "lens.json")[0])
 
 
 # what is not loaded

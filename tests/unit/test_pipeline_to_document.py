@@ -105,9 +105,9 @@ class Louder(LogitLens):
         (lambda m: [PROMPTS, LogitLens(m, positions="last")], "made of LoadPrompts, LogitLens, then TokenProb"),
         (
             lambda m: [PROMPTS, LogitLens(m, positions="last"), PredictionDepth()],
-            r"PredictionDepth \(step 2\) has no place",
+            r"PredictionDepth \(step 3\) has no place",
         ),
-        (lambda m: [PROMPTS, LogitLens(m, positions="last"), Match(), Save("x")], r"Save \(step 3\) has no place"),
+        (lambda m: [PROMPTS, LogitLens(m, positions="last"), Match(), Save("x")], r"Save \(step 4\) has no place"),
         (lambda m: [PROMPTS, LogitLens(m), Match()], "positions='all' are not"),
         (lambda m: [PROMPTS, LogitLens(m, [0, "embeddings"], "last"), Match()], "the layers of one component"),
         (lambda m: [PROMPTS, LogitLens(m, "L1.resid_mid", "last"), Match()], "not of resid_mid"),

@@ -216,7 +216,9 @@ def test_difference_meets_where_both_were_read() -> None:
     ax = plot_difference(a, wide)
     assert np.allclose(numbers(ax), (a.max_probs[:, 0] - wide.max_probs[:, 0, 2:]).numpy())
     deeper = make_lens(layers=6)
-    assert numbers(plot_difference(a, deeper)).shape == (4, 5)
+    assert numbers(ax := plot_difference(a, deeper)).shape == (4, 5)
+    assert ax.get_title().endswith(": a − b (not drawn: 2 layers that one of them lacks)")
+    assert "not drawn" not in plot_difference(deeper, a, layers=[0, 1]).get_title()
     with pytest.raises(InputError, match="different prompts: token 0"):
         plot_difference(a, dataclasses.replace(a, input_ids=a.input_ids + 1))
     with pytest.raises(InputError, match="'L5.resid_post' was not read"):

@@ -49,6 +49,7 @@ def test_what_is_taken(source: Any, expected: list[Prompt]) -> None:
         ([Prompt(text=" ")], "Prompt 0 holds only whitespace"),
         (["a", []], "Prompt 1 is empty"),
         ([Prompt()], "Prompt 0 is empty"),
+        ([Prompt(text=[[1, 2]])], r"^Prompt 0 has text=\[\[1, 2\]\], which is no string. Token ids go into token_ids"),  # type: ignore[arg-type]
         (["a", None], "Prompt 1 is a NoneType: None"),
         ([3], "Prompt 0 is a int: 3"),
         ([[1, "a"]], "Prompt 0 is a list"),
@@ -74,7 +75,7 @@ def test_a_dict_is_no_list_of_prompts() -> None:
     assert LoadPrompts({"a": "The city"}.values())()["prompts"].texts == ["The city"]
 
 
-@pytest.mark.parametrize("name", ["prompts.txt", "prompts.jsonl", "prompts.csv", "prompts.json"])
+@pytest.mark.parametrize("name", ["prompts.txt", "prompts.jsonl", "prompts.csv", "prompts.tsv", "prompts.json"])
 def test_the_name_of_a_file_is_no_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     assert LoadPrompts(name)()["prompts"].texts == [name]  # there is no such file

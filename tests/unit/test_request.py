@@ -52,6 +52,8 @@ def test_parts_of_a_string(text: str, parts: list[Any]) -> None:
         (np.array([1, 3]), "1 3"),
         (range(2), "0 1"),
         ("all", "0 1 2 3"),
+        ("last", "3"),
+        ("0,last", "0 3"),
     ],
 )
 def test_layers(layers: Any, named: str) -> None:
@@ -63,7 +65,10 @@ def test_layers(layers: Any, named: str) -> None:
     ("layers", "named"),
     [
         ("foo", "'foo'. Known: resid_pre"),
-        ("foo", "Layers may also be 'all', '0-5' (5 included), '0:12:2' (a slice), or several: 'embeddings,all'"),
+        (
+            "foo",
+            "Layers may also be 'all', 'last', '0-5' (5 included), '0:12:2' (a slice), or several: 'embeddings,all'",
+        ),
         ("", "'' is not a layer"),
         ("0,,1", "'' is not a layer"),
         ("5-2", "layers='5-2' is empty: write the smaller layer first, '2-5'."),

@@ -93,3 +93,11 @@ def test_an_unwritable_folder_is_refused_before_the_first_step_runs() -> None:
     with pytest.raises(ArtifactError, match=r"'/proc/murano' can't be written: .* Name another folder"):
         Pipeline([count, Save("/proc/murano", run_name="x")]).run()
     assert not ran
+
+
+def test_a_run_without_its_manifest_is_told_no_other_name(tmp_path: Path) -> None:
+    folder = Path(Save(tmp_path, "run")(small_results(1))[keys.OUTPUT_DIR])
+    (folder / "manifest.json").unlink()
+    with pytest.raises(ArtifactError, match=r"There is no '.*manifest.json'\. In '.*' there is: ") as caught:
+        load_run(folder)
+    assert "Did you mean" not in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import json
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from support.tiny_tokenizer import tiny_tokenizer
 
 from murano import InputError, MuranoModel, Prompt, shipped_prompts
+from murano.answers import answer_notes
 from murano.model.targets import answers_of
 from murano.prompt_files import read_prompt_file
 from murano.steps import LoadPrompts
@@ -209,6 +211,12 @@ def test_files_with_fields(tmp_path: Path) -> None:
         ("p.csv", "prompt,target\na,b,c\n", "p.csv, line 2: more values than there are columns"),
         ("p.csv", "q,a\nx,y\n", "p.csv, line 2: there is no field 'prompt'.*Fields found: 'q', 'a'"),
         ("p.csv", "prompt,prompt\na,b\n", "p.csv, line 1: there are two columns 'prompt'"),
+        (
+            "p.csv",
+            "prompt,target\nx,y\n,z\n",
+            r"p.csv, line 3: the field 'prompt' is empty. Fill it in, or take the record out.$",
+        ),
+        ("p.tsv", "prompt, target\nx\ty\n", "p.tsv, line 2: more values than there are columns"),
         ("p.csv", "prompt,target\n", "There are no prompts .* under a line with the names of the fields"),
         ("p.jsonl", '{"prompt": "a", "target": 1.5}', "p.jsonl, line 1: target"),
         ("p.jsonl", "[1.5]", "p.jsonl, line 1: a record is an object"),
@@ -232,3 +240,45 @@ def test_the_facts() -> None:
         assert found["foils"]
     with pytest.raises(InputError, match="There is no data set 'fact'. Did you mean 'facts'"):
         LoadPrompts.from_dataset("fact")
+
+
+def test_tabs_and_long_fields(tmp_path: Path) -> None:
+    table = tmp_path / "p.tsv"
+    table.write_text("prompt\ttarget\tnote\nOne, two,\tthree\t" + "x" * 200_000 + "\n")
+    (one,) = read_prompt_file(table)
+    assert (one.text, one.targets, len(one.metadata["note"])) == ("One, two,", ("three",), 200_000)
+    assert csv.field_size_limit() == 131072
+
+
+@pytest.mark.parametrize("name", ["p.xlsx", "p.parquet", "p.yaml", "p.md", "prompts"])
+def test_other_types_of_files_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("prompt\nx\n")
+    with pytest.raises(InputError) as caught:
+        read_prompt_file(tmp_path / name)
+    assert str(caught.value) == (
+        f"Prompts are not read from {str(tmp_path / name)!r}, but from .txt, .jsonl, .json, .csv and .tsv: .txt has one prompt to a "
+        "line, the others have a record for each, with a field 'prompt'."
+    )
+
+
+@pytest.mark.parametrize(("encoding", "where"), [("latin-1", " (line 2, byte 0xe9)"), ("utf-16", "")])
+def test_another_encoding_is_named(tmp_path: Path, encoding: str, where: str) -> None:
+    table = tmp_path / "p.csv"
+    table.write_bytes("prompt\nUn café à Rome\n".encode(encoding))
+    name = encoding.upper().replace("-1", "1") if encoding == "latin-1" else "UTF-16"
+    with pytest.raises(InputError) as caught:
+        read_prompt_file(table)
+    assert str(caught.value) == (
+        f"{str(table)!r} is not UTF-8{where}. If it is {name}: iconv -f {name} -t UTF-8 {table} > {table.with_name('p-utf8.csv')}"
+    )
+
+
+def test_the_id_of_a_special_token_is_told() -> None:
+    tokenizer = tiny_tokenizer()
+    special, word = tokenizer.eos_token_id, 40
+    found = [answers(Prompt(text="2+2=", targets=(i,)), tokenizer) for i in (special, word, special)]
+    assert answer_notes(found, "sequence") == [
+        f"The target {special} at prompt 0 is a token id, and means the special token '</s>', as 1 more do: if the text is meant, "
+        f"write it in quotes, '{special}'."
+    ]
+    assert answer_notes(found[1:2], "first") == []
