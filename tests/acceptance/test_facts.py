@@ -120,7 +120,7 @@ def test_whole_answers(model: MuranoModel) -> None:
         Prompt(text="The capital of Burkina Faso is", targets=("Ouagadougou", "Paris"), foils=("Timbuktu",)),
         Prompt(text="One, two,", targets=("three, four, five",)),
     ]
-    with pytest.warns(UserWarning, match="3 targets of several tokens are read by the first one: of ' Ouagadougou'"):
+    with pytest.warns(UserWarning, match="3 answers of several tokens are read by the first one: of ' Ouagadougou'"):
         first = logit_lens(model, prompts)
     lens = logit_lens(model, prompts, target_mode="sequence")
     assert lens.target_log_probs is not None

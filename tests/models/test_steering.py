@@ -54,7 +54,7 @@ def test_generate_takes_the_most_probable_token_each_time() -> None:
             assert token == int(own_logits(model.hf_model, torch.tensor([tokens]))[0, -1].argmax())
             tokens = [*tokens, token]
     assert found.texts == [model.tokenizer.decode(ids, skip_special_tokens=True) for ids in found.ids]
-    model.config.eos_token_id = found.ids[0][1]
+    model.hf_model.generation_config.eos_token_id = found.ids[0][1]
     first = found.ids[0].index(found.ids[0][1])
     assert model.generate(PROMPT, max_new_tokens=5).ids[0] == found.ids[0][: first + 1]
 
