@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 import logging
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from murano.address import BIAS, WHOLE_MODEL, WRITTEN, Address, is_one
+from murano.artifacts.model_name import model_name
 from murano.artifacts.words import TokenWords
 from murano.errors import InputError, ModelError, nearest
 from murano.model import batching, residuals
@@ -131,7 +133,7 @@ class MuranoModel:
         elif source is None or isinstance(source, (str, Path)):
             self._source = find_source(source, revision, trust_remote_code)
             self.config = load_config(self._source)
-            self.model_id = self._source.model_id
+            self.model_id = _called(self._source.model_id)
         else:
             raise ModelError(
                 f"A model is a folder, a file, a hub id or a transformers model, not a {type(source).__name__}."
@@ -143,7 +145,7 @@ class MuranoModel:
         self._held = module
         self.config = getattr(module, "config", None)
         name = getattr(module, "name_or_path", "") or getattr(self.config, "_name_or_path", "")
-        self.model_id = str(name) or type(module).__name__
+        self.model_id = _called(str(name)) or type(module).__name__
         if tokenizer is None:
             raise InputError(
                 "A model that is already loaded needs its tokenizer: MuranoModel(model, tokenizer=tokenizer)."
@@ -555,7 +557,8 @@ class MuranoModel:
 
     def identity(self) -> str:
         """What says whether this is the model of an earlier run: where it lies and which files, or the weights themselves."""
-        about = [self.model_id, str(self.revision), str(self.dtype_asked)]
+        where = self.model_id if self._source is None else self._source.model_id
+        about = [where, str(self.revision), str(self.dtype_asked)]
         if self._held is not None:
             about += [
                 f"{name} {tuple(p.shape)} {float(p.detach().double().sum())}"
@@ -576,6 +579,11 @@ class MuranoModel:
         if self.device_map is not None:
             options.append(f"device_map={self.device_map!r}")
         return f"MuranoModel({', '.join(options)})"
+
+
+def _called(name: str) -> str:
+    """What a model is called: a folder by its own name, wherever it lies."""
+    return model_name(os.path.abspath(name) if name and os.path.isdir(name) else name)
 
 
 def _first(config: Any, names: Sequence[str]) -> Any:

@@ -30,7 +30,7 @@ class Source:
     """A model that was found but not yet loaded.
 
     Args:
-        model_id: what the user calls it: kept in every artifact.
+        model_id: what the user calls it: a folder as it was written, a hub id, or a file's name without its ending.
         location: a folder or a hub id, as transformers takes it.
         revision: the commit on the hub, where there is one.
         gguf_file: the file inside ``location`` to dequantise, for a GGUF model.

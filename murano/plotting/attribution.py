@@ -15,9 +15,9 @@ from murano.artifacts.logit_lens import LogitLensResult
 from murano.artifacts.lookup import prompt_index
 from murano.errors import InputError
 from murano.plotting import fonts
-from murano.plotting.backend import Axes, Patch, Size, bare_axes, np, pyplot_axes
+from murano.plotting.backend import Axes, Patch, Size, np, place_axes
 from murano.plotting.grid import FAINT
-from murano.plotting.selection import finite
+from murano.plotting.selection import called, finite
 from murano.plotting.trajectories import COLOURS
 from murano.plotting.values import as_array
 
@@ -66,8 +66,7 @@ class Waterfall:
 
     def draw(self, ax: Axes | None = None, *, bare: bool = False) -> Axes:
         """Draw it on ``ax``, or on a new figure; ``bare``: one that pyplot does not know."""
-        if ax is None:
-            ax = (bare_axes if bare else pyplot_axes)(self.size())
+        ax, room = place_axes(ax, self.size(), bare)
         ends = np.cumsum(self.values)
         rows = np.arange(len(self.values))
         colours = [KINDS[kind][0] for kind in self.kinds]
@@ -95,9 +94,7 @@ class Waterfall:
         ax.legend(
             handles, names, loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8, frameon=False, borderaxespad=0
         )
-        if self.title:
-            title = fonts.drawable(self.title)
-            ax.set_title(title, fontsize=10, parse_math=False, usetex=False, family=fonts.families([title]))
+        fonts.draw_title(ax, self.title, room)
         return ax
 
     def _shown_layers(self) -> list[int]:
@@ -219,7 +216,7 @@ def title_of(result: LogitAttributionResult, prompt: int | None, n: int, positio
     """
     which = "" if result.n_prompts == 1 else f"mean of {n} prompts" if prompt is None else f"prompt {prompt}"
     where = "" if prompt is None and result.n_prompts > 1 else result.where(prompt or 0, position)
-    return ", ".join(part for part in (str(result.model.get("model_id") or ""), which, where) if part)
+    return ", ".join(part for part in (called(result.model), which, where) if part)
 
 
 def _lens_curve(

@@ -12,6 +12,7 @@ from murano.plotting.grid import Grid, Words
 from murano.plotting.lens import MAX_COLUMNS, gaps, title_of, words_at
 from murano.plotting.scales import difference_scale
 from murano.plotting.selection import (
+    called,
     check_lens,
     check_prompt,
     final_layer,
@@ -48,7 +49,7 @@ def plot_difference(
         ax: where to draw; without it a new pyplot figure.
         value: ``"prob"``, ``"entropy"``, or a name in the ``stats`` of both.
         names: what the two are called; without it the models' names if they differ, else "a" and "b".
-        layers: which layers, as addresses in any form; ``None`` for all that both have.
+        layers: which layers, in any form that ``LogitLens`` takes; ``None`` for all that both have.
         positions: which positions of ``a``, as indices or a slice; ``None`` for all that both have.
         max_columns: with more positions than this the middle ones are left out, and a mark says how many.
 
@@ -80,7 +81,7 @@ def difference_grid(
     check_lens(b)
     prompt = check_prompt(a, prompt)
     check_prompt(b, prompt)
-    name_a, name_b = names or _names(a, b)
+    name_a, name_b = _names(a, b, names)
     rows = _shared_layers(a, b, layers)
     columns_a, columns_b = _shared_positions(a, b, prompt, positions, max_columns)
     rows_b = [b.layer_index(a.addresses[row]) for row in rows]
@@ -107,13 +108,26 @@ def difference_grid(
         above=above,
         above_title="the models' predictions",
         left_out=gaps(a, prompt, columns_a),
-        title=(f"{name_a} − {name_b}" if names or name_a != "a" else f"{title_of(a, prompt)}: a − b".lstrip(": "))
+        title=(
+            f"{name_a} − {name_b}"
+            if names is not None or name_a != "a"
+            else f"{title_of(a, prompt)}: a − b".lstrip(": ")
+        )
         + _of_one_only(a, b, layers),
     )
 
 
-def _names(a: LogitLensResult, b: LogitLensResult) -> tuple[str, str]:
-    one, other = (str(lens.model.get("model_id") or "") for lens in (a, b))
+def _names(a: LogitLensResult, b: LogitLensResult, given: Any) -> tuple[str, str]:
+    """What the two are called.
+
+    Raises:
+        InputError: names were given, and they are not two texts.
+    """
+    if given is not None:
+        if isinstance(given, (tuple, list)) and len(given) == 2 and all(isinstance(name, str) for name in given):
+            return given[0], given[1]
+        raise InputError(f"names={given!r}: give two, one for each lens: names=('base', 'tuned').")
+    one, other = called(a.model), called(b.model)
     return (one, other) if one and other and one != other else ("a", "b")
 
 

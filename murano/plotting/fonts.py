@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable
 
 from murano.plotting import labels
-from murano.plotting.backend import font_manager, rcParams
+from murano.plotting.backend import Axes, font_manager, rcParams
 
 #: Fonts that claim every character and draw a box or nothing for it.
 _BLANK = ("last resort", "lastresort", "adobe blank", "adobeblank", "unicode bmp fallback")
@@ -29,6 +29,37 @@ def _label(token: str, limit: int | None, base: tuple[str, ...]) -> str:
 def drawable(text: str) -> str:
     """A text that is no token, such as a model's name, with what no font of this machine has escaped."""
     return "".join(char if char in " \n" or has_glyph(char) else labels.label(char, None, has_glyph) for char in text)
+
+
+def draw_title(ax: Axes, title: str, room: float) -> None:
+    """Write a title over axes, in two lines if it needs them, and no wider than its room, in inches."""
+    if title:
+        text = wrapped(title, room * 72 / 10)
+        ax.set_title(text, fontsize=10, parse_math=False, usetex=False, family=families([text]))
+
+
+def wrapped(text: str, ems: float) -> str:
+    """A text that is no token, drawable and no wider than so many ems: in up to two lines, the second cut at its end."""
+    lines: list[str] = []
+    for word in drawable(text).split(" "):
+        if lines and width(f"{lines[-1]} {word}") <= ems:
+            lines[-1] += f" {word}"
+        elif len(lines) < 2:
+            lines.append(_cut(word, ems, both_ends=True))
+        else:
+            lines[-1] = _cut(f"{lines[-1]} {word}", ems)
+            break
+    return "\n".join(lines)
+
+
+def _cut(text: str, ems: float, *, both_ends: bool = False) -> str:
+    """As much of a text as is no wider than so many ems."""
+    short = text
+    for limit in range(labels.columns(text) - 1, 0, -1):
+        if width(short) <= ems:
+            break
+        short = labels.prose(text, limit, has_glyph, both_ends=both_ends)
+    return short
 
 
 def has_glyph(char: str) -> bool:

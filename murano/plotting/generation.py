@@ -8,12 +8,12 @@ from typing import Any
 
 from murano.artifacts.generation_lens import GenerationLensResult
 from murano.errors import InputError, nearest
-from murano.plotting import fonts
-from murano.plotting.backend import Axes, Size, bare_axes, np, pyplot_axes
+from murano.plotting import fonts, labels
+from murano.plotting.backend import Axes, Size, np, place_axes
 from murano.plotting.grid import Grid
 from murano.plotting.lens import MAX_COLUMNS
 from murano.plotting.scales import scale_of
-from murano.plotting.selection import finite, fold, row_labels
+from murano.plotting.selection import called, finite, fold, pick_layers, row_labels
 from murano.plotting.values import as_array
 
 #: What cells may be shaded by: where it is in the result, and what scales and colour bars call it.
@@ -46,7 +46,7 @@ def plot_generation(
         prompt: index of the prompt.
         ax: where to draw; without it a new pyplot figure, as large as its content needs.
         value: what cells are shaded by: ``"sampled_prob"``, ``"prob"`` of the guess, ``"sampled_rank"`` or ``"entropy"``.
-        layers: which layers, as addresses in any form; ``None`` for all.
+        layers: which layers, in any form that ``LogitLens`` takes; ``None`` for all.
         max_columns: with more steps than this the middle ones are left out, and a mark says how many.
 
     Returns:
@@ -72,7 +72,7 @@ def generation_grid(
     if value not in VALUES:
         raise InputError(f"value={value!r} is unknown.{nearest(value, VALUES)} Use one of: {', '.join(VALUES)}.")
     one = lens[prompt]
-    rows = _rows(one, layers)
+    rows = pick_layers(one, layers)
     columns = fold(list(range(one.sampled_ids.shape[1])), max_columns)
     field, scale, unit = VALUES[value]
     numbers = finite(as_array(getattr(one, field)[rows, 0][:, columns])) + (value == "sampled_rank")
@@ -128,8 +128,7 @@ class AgreementCurve:
 
     def draw(self, ax: Axes | None = None, *, bare: bool = False) -> Axes:
         """Draw the curve on ``ax``, or on a new figure; ``bare``: one that pyplot does not know."""
-        if ax is None:
-            ax = (bare_axes if bare else pyplot_axes)(self.size())
+        ax, room = place_axes(ax, self.size(), bare)
         depth = np.arange(len(self.layers))
         if len(self.by_prompt) > 1:
             for line in self.by_prompt:
@@ -144,8 +143,7 @@ class AgreementCurve:
         ax.tick_params(axis="y", labelsize=8)
         ax.set_xlabel(self.layer_title, fontsize=8)
         ax.set_ylabel("share of steps at which it agrees", fontsize=8)
-        title = fonts.drawable(self.title)
-        ax.set_title(title, fontsize=10, parse_math=False, usetex=False, family=fonts.families([title]))
+        fonts.draw_title(ax, self.title, room)
         return ax
 
 
@@ -155,7 +153,7 @@ def plot_agreement(lens: GenerationLensResult, ax: Axes | None = None, *, layers
     Args:
         lens: what was read.
         ax: where to draw; without it a new pyplot figure.
-        layers: which layers, as addresses in any form; ``None`` for all.
+        layers: which layers, in any form that ``LogitLens`` takes; ``None`` for all.
 
     Returns:
         The axes, to go on with.
@@ -170,16 +168,17 @@ def plot_agreement(lens: GenerationLensResult, ax: Axes | None = None, *, layers
 def agreement_curve(lens: GenerationLensResult, *, layers: Any = None) -> AgreementCurve:
     """What :func:`plot_agreement` draws, as data; see there for the arguments."""
     _check(lens)
-    rows = _rows(lens, layers)
+    rows = pick_layers(lens, layers)
     names, title = row_labels([lens.addresses[row] for row in rows])
-    model = str(lens.model.get("model_id") or "")
     n, steps = lens.n_prompts, int(lens.steps_mask.sum())
     return AgreementCurve(
         share=as_array(lens.agreement_by_layer()[rows]),
         by_prompt=np.stack([as_array(lens.agreement_by_layer(prompt)[rows]) for prompt in range(n)]),
         layers=names,
         layer_title=title,
-        title=", ".join(part for part in (model, f"{steps} steps of {n} prompt{'s' if n > 1 else ''}") if part),
+        title=", ".join(
+            part for part in (called(lens.model), f"{steps} steps of {n} prompt{'s' if n > 1 else ''}") if part
+        ),
     )
 
 
@@ -200,14 +199,7 @@ def _check(lens: object) -> None:
         )
 
 
-def _rows(lens: GenerationLensResult, layers: Any) -> list[int]:
-    """The layers to show, as the data flows."""
-    several = layers if isinstance(layers, (list, tuple, range)) else [layers]
-    chosen = range(len(lens.addresses)) if layers is None else {lens.layer_index(layer) for layer in several}
-    return sorted(chosen, key=lambda row: lens.addresses[row])
-
-
 def _title(lens: GenerationLensResult, prompt: int, one: GenerationLensResult) -> str:
-    name = "" if one.prompts is None else fonts.label(str(one.prompts[0]), 60).replace("·", " ")
+    name = "" if one.prompts is None else labels.prose(str(one.prompts[0]), 60)
     which = f"prompt {prompt}" if lens.n_prompts > 1 else ""
-    return ", ".join(part for part in (str(lens.model.get("model_id") or ""), which, name) if part)
+    return ", ".join(part for part in (called(lens.model), which, name) if part)

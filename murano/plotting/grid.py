@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from murano.plotting import fonts
-from murano.plotting.backend import Axes, Line2D, Rectangle, Size, bare_axes, inner_size, np, pyplot_axes
+from murano.plotting.backend import Axes, Line2D, Rectangle, Size, inner_size, np, place_axes
 from murano.plotting.scales import Scale
 
 #: Colours that stay apart for colour-blind readers, on light and on dark cells. Texts outside the cells have colours
@@ -86,7 +86,8 @@ class Grid:
         left = 0.45 + max(map(fonts.width, self.rows), default=0) * 8 / 72
         right = 0.95
         # The line under a narrow figure may be wider than its axes.
-        spare = max(max(map(fonts.width, [*lines, self.title])) * 9 / 72 - width, 0) / 2
+        widest = max(*(fonts.width(line) * 9 / 72 for line in lines), fonts.width(self.title) * 10 / 72)
+        spare = max(widest - width, 0) / 2
         return Size(
             width=width,
             height=max(row * len(self.rows), 1.1),
@@ -103,10 +104,9 @@ class Grid:
             ax: where to; without it a new figure of the right size is made.
             bare: whether the new figure is one that pyplot does not know.
         """
-        own = self.size() if ax is None else None
-        if own is not None:
-            ax = (bare_axes if bare else pyplot_axes)(own)
-        assert ax is not None
+        size = self.size()
+        own = size if ax is None else None
+        ax, room = place_axes(ax, size, bare)
         edges, centres = self._columns()
         mesh = ax.pcolormesh(
             edges,
@@ -129,14 +129,12 @@ class Grid:
             mesh.set(edgecolor=figure.get_facecolor(), linewidth=0.6)
         families = fonts.families([*self._labels(limit), *map(_joined, self.below), fonts.label("x")])
         self._draw_rows(ax, cell[1])
-        self._draw_ends(ax, centres, cell[0], limit, families)
+        self._draw_ends(ax, centres, cell[0], limit, families, room)
         if points >= SMALLEST:
             self._draw_words(ax, centres, cell, limit, points, families)
         self._draw_gaps(ax, edges, centres, 72 * height)
         self._draw_settled(ax, edges)
-        if self.title:
-            title = fonts.drawable(self.title)
-            ax.set_title(title, fontsize=10, parse_math=False, usetex=False, family=fonts.families([title]))
+        fonts.draw_title(ax, self.title, room)
         return ax
 
     # -- columns -----------------------------------------------------------------------------------------------------
@@ -214,11 +212,13 @@ class Grid:
                     linespacing=1.15,
                 ).set_in_layout(False)
 
-    def _draw_ends(self, ax: Axes, centres: list[float], width: float, limit: int, families: list[str]) -> None:
+    def _draw_ends(
+        self, ax: Axes, centres: list[float], width: float, limit: int, families: list[str], room: float
+    ) -> None:
         """The labels under the columns, and those above."""
         below = self._end_texts(self.below, limit, width) if not self.plain_below else list(map(_joined, self.below))
         self._label_columns(ax.xaxis, centres, below, width, families)
-        title = fonts.drawable(self.below_title)  # it may name models
+        title = "\n".join(fonts.wrapped(line, room * 72 / 8) for line in self.below_title.split("\n"))
         ax.set_xlabel(title, fontsize=8, parse_math=False, usetex=False, family=fonts.families([title]))
         if not self.above:
             return

@@ -2,14 +2,16 @@ r"""How a token is written: as the reader has to see it, whatever is in it.
 
 Spaces are shown as ``·``, and as ``␣`` where there is nothing else; line breaks, tabs, controls and zero-width
 characters as the escapes Python would write (``\n``, ``\u200b``); a combining mark without a letter sits on ``◌``; an
-empty token is ``∅``. What a font can't draw is escaped too. Everything else, ``$ _ \ ^ { } < &`` included, stands for
-itself: whoever draws a label has to turn the mark-up of the place off (``parse_math=False`` in matplotlib) or use
-:func:`html_label`.
+empty token is ``∅``. What a font can't draw is escaped too. Bytes of split characters, ``<0xE6><0x88>``, are written
+``<E6 88>``: a blank that stands for no space keeps them apart from a token that is spelled so. Everything else,
+``$ _ \ ^ { } < &`` included, stands for itself: whoever draws a label has to turn the mark-up of the place off
+(``parse_math=False`` in matplotlib) or use :func:`html_label`.
 """
 
 from __future__ import annotations
 
 import html
+import re
 import unicodedata
 from collections.abc import Callable, Iterator
 
@@ -25,9 +27,13 @@ MAX_MARKS = 2
 #: In fewer columns than this only the beginning of a token is kept.
 BOTH_ENDS = 7
 
+#: A token of bytes that are no whole characters.
+_BYTES = re.compile(r"(<0x[0-9A-F]{2}>)+")
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 #: Unicode categories that leave no ink, or none that anyone would recognise.
 _INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Zl", "Zp")
+#: Joiners, without which letters and emoji of a text would look otherwise.
+_SHAPING = (0x200C, 0x200D)
 _BLANK = (0x034F, 0x115F, 0x1160, 0x180B, 0x180C, 0x180D, 0x180F, 0x2800, 0x3164, 0xFFA0)
 
 
@@ -37,16 +43,41 @@ def label(token: str, limit: int | None = None, has_glyph: Callable[[str], bool]
     Args:
         token: the token's text.
         limit: how many columns wide it may be (a Chinese character or an emoji takes two); a longer one loses its
-            middle, or its end where there is no room for both ends.
+            middle, or its end where there is no room for both ends. Of bytes the last ones are kept: the first are much alike.
         has_glyph: whether a character can be drawn; without it every visible character can.
 
     >>> label(" Paris"), label("\n\t"), label("$x_1$"), label("")
     ('·Paris', '\\n\\t', '$x_1$', '∅')
     >>> label("internationalization", limit=9)
     'inte…tion'
+    >>> label("<0xE6><0x88>"), label("<0xE6><0x88>", limit=4)
+    ('<E6 88>', '…88>')
     """
+    if _BYTES.fullmatch(token):
+        return _bytes(re.findall("[0-9A-F]{2}", token), limit)
     pieces = list(_pieces(token, has_glyph or (lambda _: True))) or [EMPTY]
     return "".join(pieces) if limit is None else _shortened(pieces, limit)
+
+
+def prose(
+    text: str, limit: int | None = None, has_glyph: Callable[[str], bool] | None = None, *, both_ends: bool = False
+) -> str:
+    r"""A text that is no token, such as a prompt or a model's name, on one line: spaces are spaces.
+
+    Line breaks, controls and marks of direction are escaped; joiners stay, for they shape the letters around them.
+
+    Args:
+        text: the text.
+        limit: how many columns wide it may be; a longer one loses its end.
+        has_glyph: whether a character can be drawn; without it every visible character can.
+        both_ends: of one that is too long, keep both ends.
+
+    >>> prose("One line\nand another"), prose("The capital of France", limit=9)
+    ('One line\\nand another', 'The capi…')
+    """
+    drawn = has_glyph or (lambda _: True)
+    pieces = [char if _is_prose(char) and drawn(char) else _escaped(char) for char in text]
+    return "".join(pieces) if limit is None else _shortened(pieces, limit, both_ends)
 
 
 def html_label(token: str, limit: int | None = None) -> str:
@@ -90,6 +121,19 @@ def _pieces(token: str, has_glyph: Callable[[str], bool]) -> Iterator[str]:
         yield piece
 
 
+def _is_prose(char: str) -> bool:
+    """Whether a character stands for itself in a text that is no token."""
+    return char == " " or ord(char) in _SHAPING or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def _bytes(codes: list[str], limit: int | None) -> str:
+    """Bytes in hexadecimal digits, or as many of the last ones as fit behind an ellipsis."""
+    forms = [f"<0x{codes[0]}>"] if len(codes) == 1 else []
+    forms += [f"<{' '.join(codes)}>", *(f"{ELLIPSIS}{' '.join(codes[i:])}>" for i in range(1, len(codes)))]
+    cut = (ELLIPSIS + codes[-1])[:limit]
+    return next((form for form in forms if limit is None or len(form) <= limit), cut)
+
+
 def _is_mark(char: str) -> bool:
     """Whether a character is drawn over the one before it."""
     return unicodedata.category(char).startswith("M") and not _is_selector(char)
@@ -114,8 +158,9 @@ def _escaped(char: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def _shortened(pieces: list[str], limit: int) -> str:
+def _shortened(pieces: list[str], limit: int, both_ends: bool = True) -> str:
     """The pieces, or as many from both ends as fit around an ellipsis; the beginning has the first claim."""
+    both_ends = both_ends and limit >= BOTH_ENDS
     widths = [columns(piece) for piece in pieces]
     if sum(widths) <= limit:
         return "".join(pieces)
@@ -128,7 +173,7 @@ def _shortened(pieces: list[str], limit: int) -> str:
             break
         room -= width
         head, tail = (head + 1, tail) if from_head else (head, tail - 1)
-        from_head = not from_head or limit < BOTH_ENDS
+        from_head = not from_head or not both_ends
     if head == 0:  # the first piece alone is too wide: an escape
         return pieces[0][: limit - 1] + ELLIPSIS
     return "".join(pieces[:head]) + ELLIPSIS + "".join(pieces[tail:])

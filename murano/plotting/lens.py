@@ -9,6 +9,7 @@ from murano.plotting.backend import Axes
 from murano.plotting.grid import Grid, Words
 from murano.plotting.scales import scale_of
 from murano.plotting.selection import (
+    called,
     check_lens,
     check_prompt,
     final_layer,
@@ -46,7 +47,7 @@ def plot_lens(
         prompt: index of the prompt.
         ax: where to draw; without it a new pyplot figure, as large as its content needs.
         value: what cells are shaded by: ``"prob"`` of the predicted token, ``"entropy"``, or a name in ``lens.stats``.
-        layers: which layers, as addresses in any form; ``None`` for all.
+        layers: which layers, in any form that ``LogitLens`` takes; ``None`` for all.
         positions: which positions, as indices or a slice, -1 being the last; ``None`` for all.
         max_columns: with more positions than this the middle ones are left out, and a mark says how many.
 
@@ -110,9 +111,8 @@ def gaps(lens: LogitLensResult, prompt: int, columns: list[int]) -> dict[int, in
 
 def title_of(lens: LogitLensResult, prompt: int | None = None) -> str:
     """The model, and which of several prompts."""
-    model = str(lens.model.get("model_id") or "")
     which = f"prompt {prompt}" if prompt is not None and lens.n_prompts > 1 else ""
-    return ", ".join(part for part in (model, which) if part)
+    return ", ".join(part for part in (called(lens.model), which) if part)
 
 
 def _layer_name(row: str) -> str:

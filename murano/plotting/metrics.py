@@ -9,7 +9,7 @@ from murano.address import Address
 from murano.artifacts.metric_table import MetricTable
 from murano.errors import InputError
 from murano.plotting import fonts
-from murano.plotting.backend import Axes, Size, bare_axes, np, pyplot_axes
+from murano.plotting.backend import Axes, Size, np, place_axes
 from murano.plotting.selection import row_labels
 from murano.plotting.trajectories import COLOURS, MARKERS
 from murano.plotting.values import as_array
@@ -65,8 +65,7 @@ class MetricCurves:
 
     def draw(self, ax: Axes | None = None, *, bare: bool = False) -> Axes:
         """Draw the curves on ``ax``, or on a new figure; ``bare``: one that pyplot does not know."""
-        if ax is None:
-            ax = (bare_axes if bare else pyplot_axes)(self.size())
+        ax, room = place_axes(ax, self.size(), bare)
         depth = np.arange(len(self.layers))
         lines = []
         for group in range(len(self.groups)):
@@ -115,9 +114,7 @@ class MetricCurves:
             legend = ax.legend(lines, numbers, fontsize=8, frameon=False, **place)
             for drawn, text in zip(legend.get_texts(), texts, strict=True):
                 drawn.set(text=text, parse_math=False, usetex=False, family=fonts.families([text]))
-        if self.title:
-            title = fonts.drawable(self.title)
-            ax.set_title(title, fontsize=10, parse_math=False, usetex=False, family=fonts.families([title]))
+        fonts.draw_title(ax, self.title, room)
         return ax
 
 

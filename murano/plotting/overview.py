@@ -30,7 +30,7 @@ def plot_overview(
         lens: what was read.
         ax: where to draw; without it a new pyplot figure.
         value: what cells are shaded by: ``"prob"`` of the predicted token, ``"entropy"``, or a name in ``lens.stats``.
-        layers: which layers, as addresses in any form; ``None`` for all.
+        layers: which layers, in any form that ``LogitLens`` takes; ``None`` for all.
         sort: whether prompts are ordered by the layer at which they settle; ``None`` for when there are more than 40.
 
     Returns:
@@ -56,17 +56,16 @@ def overview_grid(lens: LogitLensResult, value: str = "prob", *, layers: Any = N
     known = any(row is not None for row in settled)
     if known and (sort or (sort is None and not few)):
         order.sort(key=lambda prompt: len(rows) if (row := settled[prompt]) is None else row)
-        title = f"{lens.n_prompts} prompts, at their last tokens, sorted by the layer of the line"
-        below = [str(prompt) for prompt in (order if few else range(lens.n_prompts))]
+        title = f"prompt, at its last token; {lens.n_prompts} prompts, sorted by the layer of the line"
     else:
-        title, below = "prompt, at its last token", [str(prompt) for prompt in order]
+        title = "prompt, at its last token"
     return Grid(
         values=numbers[:, order],
         scale=scale_of(value, numbers),
         rows=labels,
         row_title=row_title,
         words=[_words(lens, row, order) for row in rows] if few else None,
-        below=[[text] for text in below],
+        below=[[str(prompt)] for prompt in order],
         plain_below=True,
         below_title=title + ("\nline: top token final from this layer on" if known else ""),
         above=_words(lens, final, order) if few and final is not None else [],

@@ -8,37 +8,65 @@ import json
 import os
 from collections.abc import Mapping
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from murano.artifacts.folder import new_file
 from murano.artifacts.logit_lens import LogitLensResult
-from murano.errors import ArtifactError
+from murano.errors import ArtifactError, InputError
 from murano.plotting import labels
-from murano.plotting.selection import check_lens, final_layer, ordered_layers, pick_positions, pick_prompts, row_labels
+from murano.plotting.paths import check_path
+from murano.plotting.selection import (
+    called,
+    check_lens,
+    final_layer,
+    ordered_layers,
+    pick_positions,
+    pick_prompts,
+    read_prompts,
+    row_labels,
+)
+from murano.plotting.table import html_table
 from murano.plotting.values import as_array, statistics_of, unit_of, values_of
 
 #: So many of the kept tokens go into a page when no prompts are named: at 8 bytes each a browser still opens it at once.
 MOST_KEPT = 4_000_000
 #: Of the frame in a notebook, in pixels.
 FRAME_HEIGHT = 720
+#: So wide is a prompt's name.
+NAME_WIDTH = 80
+#: What stands in a notebook in place of a frame that was taken out.
+NO_FRAME = "<p>To see the page here, trust this notebook or run the cell; its last tokens:</p>"
 
 
 class Page(str):
-    """The HTML of a page: a plain string that a notebook shows as the page, in a frame of its own."""
+    """The HTML of a page: a plain string that a notebook shows as the page, in a frame of its own.
 
-    __slots__ = ()
+    Args:
+        text: the HTML.
+        fallback: what stands in the notebook in place of a frame that is taken out, as in one that is not trusted.
+    """
+
+    fallback: str
+
+    def __new__(cls, text: str, fallback: str = "") -> Page:
+        page = super().__new__(cls, text)
+        page.fallback = fallback
+        return page
 
     def _repr_html_(self) -> str:
-        # Allowed to run its script and nothing else: it neither sees the notebook nor is seen by it.
+        # Allowed to run its script and nothing else: it neither sees the notebook nor is seen by it. Whoever takes the frame out
+        # takes what it does when it has loaded with it, and the fallback stays.
         return (
             f'<iframe srcdoc="{html.escape(self)}" sandbox="allow-scripts" title="Logit lens" '
-            f'style="width: 100%; height: {FRAME_HEIGHT}px; border: 0"></iframe>'
+            f'onload="this.nextElementSibling.hidden = true" '
+            f'style="width: 100%; height: {FRAME_HEIGHT}px; border: 0"></iframe><div>{self.fallback}</div>'
         )
 
     def __repr__(self) -> str:
-        return f"<a page of {len(self) / 1000:.0f} kB>"
+        return f"<a page of {len(self) / 1000:.0f} kB: lens_page(lens, 'lens.html') writes it to a file>"
 
 
 def lens_page(lens: LogitLensResult, path: str | os.PathLike[str] | None = None, *, prompts: Any = None) -> Page:
@@ -49,7 +77,7 @@ def lens_page(lens: LogitLensResult, path: str | os.PathLike[str] | None = None,
 
     Args:
         lens: what was read.
-        path: the file to write, too; folders that are missing are made.
+        path: the file to write, too, which ends in ``.html``; folders that are missing are made.
         prompts: which prompts, as indices; ``None`` for all, as long as the page stays small enough for a browser (it
             says how many are left out).
 
@@ -57,26 +85,46 @@ def lens_page(lens: LogitLensResult, path: str | os.PathLike[str] | None = None,
         The page's HTML, a string.
 
     Raises:
-        InputError: there is no such prompt, or nothing in the lens.
+        InputError: there is no such prompt, nothing in the lens, or the file has another ending.
         ArtifactError: the file can't be written.
     """
     check_lens(lens)
-    shown = pick_prompts(lens, prompts) if prompts is not None else _that_fit(lens)
-    data = json.dumps(page_data(lens, shown), separators=(",", ":"))  # ASCII: no character of a token is left as it is
+    name = None if path is None else _page_name(path)
+    there = read_prompts(lens)
+    shown = pick_prompts(lens, prompts) if prompts is not None else _that_fit(lens, there)
+    left_out = len(there) - len(shown) if prompts is None else 0
+    data = json.dumps(
+        page_data(lens, shown, left_out), separators=(",", ":")
+    )  # ASCII: no character of a token is left as it is
     for char in "<>&":  # so that no token ends the script that holds it
         data = data.replace(char, f"\\u{ord(char):04x}")
     before, _, after = files("murano.plotting").joinpath("page.html").read_text(encoding="utf-8").partition("{{data}}")
-    page = Page(before + data + after)
-    if path is not None:
+    page = Page(before + data + after, NO_FRAME + html_table(lens, shown[0], more=""))
+    if name is not None:
         try:
-            with new_file(path) as file:
+            with new_file(name) as file:
                 file.write(page.encode("utf-8"))
         except OSError as error:
-            raise ArtifactError(f"Can't write the page {os.fspath(path)!r}: {error.strerror or error}.") from error
+            raise ArtifactError(f"Can't write the page {name!r}: {error.strerror or error}.") from error
     return page
 
 
-def page_data(lens: LogitLensResult, prompts: list[int]) -> Mapping[str, Any]:
+def _page_name(path: Any) -> str:
+    """The name of a page's file.
+
+    Raises:
+        InputError: it is no path, or does not end as a page does.
+    """
+    name = check_path(path, "lens.html")
+    if (ending := Path(name).suffix).lower() in (".html", ".htm"):
+        return name
+    hint = (
+        f" For an image: save_figure(plot_lens(lens), {name!r})." if ending.lower() in (".png", ".svg", ".pdf") else ""
+    )
+    raise InputError(f"{name!r} is no name of a page: write {name.removesuffix(ending) + '.html'!r}.{hint}")
+
+
+def page_data(lens: LogitLensResult, prompts: list[int], left_out: int = 0) -> Mapping[str, Any]:
     """What the page's script reads. Rows are layers as the data flows; arrays are little-endian bytes in base64.
 
     Tokens are written once each, as ``labels.py`` writes them, and named by their place in that table.
@@ -105,7 +153,7 @@ def page_data(lens: LogitLensResult, prompts: list[int]) -> Mapping[str, Any]:
         ids = lens.input_ids[prompt, columns].tolist()
         return {
             "index": prompt,
-            "name": _plain("".join(lens.words[token] for token in ids), 80),
+            "name": _prompt_name(lens, prompt, ids),
             "tokens": places(np.array(ids)).tolist(),
             "positions": lens.position_index[prompt, columns].tolist(),
             "top": _packed(places(top_ids[cells])),
@@ -114,7 +162,7 @@ def page_data(lens: LogitLensResult, prompts: list[int]) -> Mapping[str, Any]:
         }
 
     return {
-        "model": _plain(str(lens.model.get("model_id") or ""), 80),
+        "model": called(lens.model),
         "layers": rows,
         "layerTitle": row_title,
         "k": int(lens.top_ids.shape[-1]),
@@ -124,21 +172,23 @@ def page_data(lens: LogitLensResult, prompts: list[int]) -> Mapping[str, Any]:
         "final": final_layer(lens) is not None,
         "stats": [[name, unit_of(name)] for name in stats],
         "prompts": [of_prompt(prompt) for prompt in prompts],
-        "leftOut": lens.n_prompts - len(prompts),
-        "notes": [_plain(note) for note in lens.notes],
+        "leftOut": left_out,
+        "notes": [labels.prose(note) for note in lens.notes],
     }
 
 
-def _that_fit(lens: LogitLensResult) -> list[int]:
-    """As many of the prompts, from the first on, as one page has room for."""
-    kept = lens.attention_mask.sum(-1).cumsum(0) * lens.top_ids.shape[0] * lens.top_ids.shape[-1]
-    return list(range(max(int((kept <= MOST_KEPT).sum()), 1)))
+def _that_fit(lens: LogitLensResult, there: list[int]) -> list[int]:
+    """As many of these prompts, from the first on, as one page has room for."""
+    kept = lens.attention_mask[there].sum(-1).cumsum(0) * lens.top_ids.shape[0] * lens.top_ids.shape[-1]
+    return there[: max(int((kept <= MOST_KEPT).sum()), 1)]
 
 
 def _packed(array: Any) -> str:
     return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
 
 
-def _plain(text: str, limit: int | None = None) -> str:
-    """A text that is no token, with what can't be seen escaped: in a label, a space is all that a dot stands for."""
-    return labels.label(text, limit).replace(labels.SPACE, " ") if text else ""
+def _prompt_name(lens: LogitLensResult, prompt: int, ids: list[int]) -> str:
+    """A prompt as it was typed; what was given as tokens, or not kept, as these read."""
+    given = None if lens.prompts is None else lens.prompts[prompt]
+    typed = str(given) if given is not None and (given.text or given.messages) else ""
+    return labels.prose(typed or "".join(lens.words[token] for token in ids), NAME_WIDTH)

@@ -18,7 +18,7 @@ from murano.errors import InputError
 from murano.plotting.attribution import Waterfall, waterfall
 from murano.plotting.attribution_grid import attribution_grid
 from murano.plotting.backend import Figure, figure_of
-from murano.plotting.files import PAGE, check_formats, figure_bytes, save_figure
+from murano.plotting.files import PAGE, check_drawing, figure_bytes, save_figure
 from murano.plotting.generation import AgreementCurve, generation_figures
 from murano.plotting.grid import Grid
 from murano.plotting.lens import lens_grid
@@ -54,10 +54,12 @@ def draw_results(
         The files that were written.
 
     Raises:
-        InputError: nothing can be drawn, or a format is unknown.
+        InputError: nothing can be drawn, or an argument can't be meant.
         ArtifactError: a file can't be written.
     """
-    names = check_formats(formats)
+    if not isinstance(results, Mapping):
+        raise InputError(f"Results by key are drawn, not a {type(results).__name__}: draw_results({{'name': result}}).")
+    names = check_drawing(output_dir, show, formats, per_prompt, by)
     figures = [name for name in names if name != PAGE]
     notebook = show is not False and in_notebook()
     files: list[str] = []

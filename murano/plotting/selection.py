@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from murano.address import STREAM, Address
+from murano.address import Address
+from murano.artifacts.generation_lens import GenerationLensResult
 from murano.artifacts.logit_lens import LogitLensResult
 from murano.artifacts.lookup import as_index, prompt_index
+from murano.artifacts.model_name import model_name
 from murano.errors import InputError
+from murano.plotting import labels
+from murano.readout.request import parse_layers
+
+#: So wide is a model's name in a title.
+NAME_WIDTH = 40
 
 
 def check_lens(lens: object) -> LogitLensResult:
@@ -55,28 +62,38 @@ def pick_prompts(lens: LogitLensResult, prompts: Any = None) -> list[int]:
     return chosen
 
 
-def ordered_layers(lens: LogitLensResult) -> list[int]:
+def read_prompts(lens: LogitLensResult) -> list[int]:
+    """The indices of the prompts of which something was read: one that was too long, say, is left out.
+
+    Raises:
+        InputError: there are none.
+    """
+    there = [prompt for prompt, mask in enumerate(lens.attention_mask) if bool(mask.any())]
+    if not there:
+        raise InputError(f"There is nothing to draw: {lens.why_left_out(0)}")
+    return there
+
+
+def ordered_layers(lens: LogitLensResult | GenerationLensResult) -> list[int]:
     """All layers, as the data flows."""
     return sorted(range(len(lens.addresses)), key=lambda layer: lens.addresses[layer])
 
 
-def pick_layers(lens: LogitLensResult, layers: Any = None) -> list[int]:
+def pick_layers(lens: LogitLensResult | GenerationLensResult, layers: Any = None) -> list[int]:
     """The indices of the layers to show, as the data flows.
 
     Args:
         lens: what was read.
-        layers: an address or several, in any form that ``Address.parse`` reads; ``None`` for all.
+        layers: as ``LogitLens`` takes them: an address or several, ``"20-29"``, a slice; ``None`` or ``"all"`` for all that were read.
 
     Raises:
         InputError: one was not read, or there are none.
     """
     if layers is None or (isinstance(layers, str) and layers == "all"):
         return ordered_layers(lens)
-    pair = isinstance(layers, tuple) and len(layers) == 2 and isinstance(layers[0], int) and isinstance(layers[1], str)
-    one = pair and layers[1] in (*STREAM, "block_output", "block_input")  # (3, "resid_post") is one address
-    chosen = {lens.layer_index(layer) for layer in ([layers] if one else _several(layers))}
-    if not chosen:
-        raise InputError(f"layers is empty. Read: {', '.join(map(str, lens.addresses))}.")
+    deepest = max((address.layer for address in lens.addresses if address.layer is not None), default=-1)
+    wanted = parse_layers(layers, int(lens.model.get("n_layers", deepest + 1)))
+    chosen = {lens.layer_index(layer) for layer in wanted}
     return [layer for layer in ordered_layers(lens) if layer in chosen]
 
 
@@ -121,6 +138,11 @@ def fold(columns: list[int], limit: int) -> list[int]:
         return columns
     first = limit // 4
     return columns[:first] + columns[len(columns) - (limit - first) :]
+
+
+def called(model: Mapping[str, Any]) -> str:
+    """A model's name as titles have it; empty where the artifact has none."""
+    return labels.prose(model_name(str(model.get("model_id") or "")), NAME_WIDTH, both_ends=True)
 
 
 def final_layer(lens: LogitLensResult) -> int | None:

@@ -6,7 +6,7 @@ import html
 
 from murano.artifacts.logit_lens import LogitLensResult
 from murano.plotting.labels import html_label
-from murano.plotting.selection import check_lens, final_layer, ordered_layers, pick_positions, row_labels
+from murano.plotting.selection import check_lens, final_layer, ordered_layers, pick_positions, read_prompts, row_labels
 
 #: So many tokens, the last ones, and so many layers are shown; of more layers an even choice.
 COLUMNS, ROWS = 8, 32
@@ -19,14 +19,20 @@ _CELL = "padding:1px 6px;text-align:center;white-space:pre"
 _NAME = "padding:1px 6px;text-align:right;opacity:.7;font-weight:normal"
 
 
-def html_table(lens: LogitLensResult, prompt: int = 0) -> str:
+#: Where to see more than the table has room for.
+MORE = "All of it, to explore: <code>murano.plotting.lens_page(lens)</code>"
+
+
+def html_table(lens: LogitLensResult, prompt: int | None = None, more: str = MORE) -> str:
     """Layers × the last tokens of a prompt, shaded by probability, without script, style sheet or ids.
 
     Args:
         lens: what was read.
-        prompt: index of the prompt.
+        prompt: index of the prompt; ``None`` for the first of which something was read.
+        more: what is said below it, as HTML.
     """
     check_lens(lens)
+    prompt = read_prompts(lens)[0] if prompt is None else prompt
     order = ordered_layers(lens)
     count = min(ROWS, len(order))
     layers = [order[round(i * (len(order) - 1) / max(count - 1, 1))] for i in range(count)]
@@ -44,7 +50,7 @@ def html_table(lens: LogitLensResult, prompt: int = 0) -> str:
         f"Prompt {prompt} of {lens.n_prompts}." if lens.n_prompts > 1 else "",
         f"The last {len(columns)} of {len(there)} tokens." if len(columns) < len(there) else "",
         f"{count} of {len(order)} layers." if count < len(order) else "",
-        "All of it, to explore: <code>murano.plotting.lens_page(lens)</code>",
+        more,
     ]
     return (
         f'<div style="overflow-x:auto"><table style="border-collapse:collapse;font-size:12px">{"".join(lines[::-1])}'

@@ -10,7 +10,7 @@ from typing import Any
 from murano.artifacts.logit_lens import LogitLensResult
 from murano.errors import InputError, nearest
 from murano.plotting import fonts
-from murano.plotting.backend import Axes, Patch, Size, bare_axes, np, pyplot_axes
+from murano.plotting.backend import Axes, Patch, Size, np, place_axes
 from murano.plotting.grid import FAINT
 from murano.plotting.lens import title_of
 from murano.plotting.selection import (
@@ -73,8 +73,7 @@ class Curves:
 
     def draw(self, ax: Axes | None = None, *, bare: bool = False) -> Axes:
         """Draw the curves on ``ax``, or on a new figure; ``bare``: one that pyplot does not know."""
-        if ax is None:
-            ax = (bare_axes if bare else pyplot_axes)(self.size())
+        ax, room = place_axes(ax, self.size(), bare)
         depth = np.arange(len(self.layers))
         labels = self._labels()
         families = fonts.families([*labels, self._bound_label()])
@@ -108,9 +107,7 @@ class Curves:
         ax.set_xlabel(self.layer_title, fontsize=8)
         ax.set_ylabel("probability", fontsize=8)
         self._draw_legend(ax, handles, labels, families)
-        if self.title:
-            title = fonts.drawable(self.title)
-            ax.set_title(title, fontsize=10, parse_math=False, usetex=False, family=fonts.families([title]))
+        fonts.draw_title(ax, self.title, room)
         return ax
 
     def _draw_legend(self, ax: Axes, handles: list[Any], labels: list[str], families: list[str]) -> None:
@@ -167,7 +164,7 @@ def plot_trajectories(
         tokens: which tokens, as texts (``" Paris"``, with its space) or ids; ``None`` for every one that ranks first at
             some layer.
         ax: where to draw; without it a new pyplot figure.
-        layers: which layers, as addresses in any form; ``None`` for all.
+        layers: which layers, in any form that ``LogitLens`` takes; ``None`` for all.
 
     Returns:
         The axes, to go on with.

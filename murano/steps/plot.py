@@ -46,9 +46,9 @@ class Plot(Step):
         self.by = by
 
     def check(self) -> None:
-        from murano.plotting.files import check_formats  # here: it needs matplotlib
+        from murano.plotting.files import check_drawing  # here: it needs matplotlib
 
-        check_formats(self.formats)
+        check_drawing(self.output_dir, self.show, self.formats, self.per_prompt, self.by)
         if self.output_dir is not None:
             check_writable(self.output_dir)
 

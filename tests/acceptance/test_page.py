@@ -17,6 +17,7 @@ from support.lenses import NASTY, make_lens
 from murano.artifacts.logit_lens import LogitLensResult
 from murano.plotting import lens_page
 from murano.plotting.labels import label
+from murano.prompts import Prompt, PromptBatch
 
 Open = Callable[..., Page]
 #: The contrast (WCAG 2) of each cell's text with its ground, through a canvas that knows every notation of colours.
@@ -188,7 +189,7 @@ def test_search_rings_the_cells_that_have_a_token(show: Open) -> None:
 def test_prompts_are_switched(show: Open) -> None:
     lens = make_lens(prompts=3, positions=6, lengths=[6, 3, 5])
     page = show(lens)
-    assert page.locator("#prompt option").all_text_contents()[1] == "1:  Paris London the"
+    assert page.locator("#prompt option").all_text_contents()[1] == "1: \u2068 Paris London the\u2069"
     page.select_option("#prompt", "1")
     assert grid(page) == [[label(word) for word in lens.predicted_words[layer][1][3:]] for layer in range(4)]
     expect(page.locator("#where")).to_have_text("layer 3 after token 2, ·the")
@@ -302,10 +303,10 @@ def test_nasty_tokens(show: Open) -> None:
     n = len(NASTY)
     lens = make_lens(words=NASTY, positions=n, layers=3, k=n)
     lens.top_ids[1, 0, :, 0] = torch.arange(n)
-    page = show(dataclasses.replace(lens, model={"model_id": "</title><script>alert(1)</script>", "n_layers": 3}))
+    page = show(dataclasses.replace(lens, model={"model_id": "<script>alert(1)</script>", "n_layers": 3}))
     written = [label(word) for word in NASTY]
     assert page.locator("tfoot td").all_text_contents() == written == grid(page)[1]
-    assert page.title() == "Logit lens: </title><script>alert(1)</script>"
+    assert page.title() == "Logit lens: <script>alert(1)</script>"
     assert page.locator("script").count() == 2, "none came in with a token"
     for word, text in zip(NASTY, written, strict=True):
         page.fill("#search", word if word and not word.strip(" ") else text)
@@ -360,6 +361,51 @@ def test_in_a_notebook_several_live_side_by_side(chromium: Browser) -> None:
     assert last.text_content() == label(one.predicted_words[-1][0][-1])
     assert last.get_attribute("title").split("\n")[0] == f"{last.text_content()}  {float(one.max_probs[-1, 0, -1]):.3f}"
     page.close()
+
+
+def test_in_a_notebook_that_is_not_trusted_the_table_stays(chromium: Browser) -> None:
+    lens = make_lens(positions=20)
+    output = str(lens_page(lens)._repr_html_())
+    page = chromium.new_page()
+    page.set_content(output)
+    said, small = page.get_by_text("trust this notebook or run the cell"), page.locator("table")
+    page.frames[1].wait_for_selector("tbody td")
+    expect(said).to_be_hidden()
+    expect(small).to_be_hidden()
+    page.set_content(re.sub("<iframe.*?</iframe>", "", output, flags=re.DOTALL))  # what sanitising leaves
+    expect(said).to_be_visible()
+    expect(small).to_be_visible()
+    assert small.locator("tr").nth(1).locator("td").last.text_content() == label(lens.predicted_words[-1][0][-1])
+    page.close()
+
+
+def test_a_page_that_is_laid_out_late_opens_at_its_answer(chromium: Browser) -> None:
+    page = chromium.new_page()
+    page.set_content(f"<div style='display: none'>{lens_page(make_lens(positions=128))._repr_html_()}</div>")
+    frame = page.frames[1]
+    frame.wait_for_selector("tbody td", state="attached")
+    frame.evaluate("grid = document.getElementById('scroll')")
+    end = "[grid.scrollLeft, grid.scrollWidth - grid.clientWidth]"
+    assert frame.evaluate(end) == [0, 0], "nothing is laid out"
+    page.evaluate("document.querySelector('div').style.display = 'block'")
+    page.wait_for_timeout(500)
+    left, most = frame.evaluate(end)
+    assert left > 0 and left == pytest.approx(most, abs=1)
+    frame.evaluate("grid.scrollLeft = 0")
+    page.set_viewport_size({"width": 700, "height": 600})
+    page.wait_for_timeout(500)
+    assert frame.evaluate("innerWidth") < 700
+    assert frame.evaluate("grid.scrollLeft") == 0, "later the reader scrolls"
+    page.close()
+
+
+def test_prompts_are_listed_as_they_were_typed(show: Open) -> None:
+    texts = ["东京是日本的首都", "مرحبا بالعالم", "a\u202eb", "The capital of France"]
+    lens = make_lens(prompts=4, positions=3)
+    page = show(dataclasses.replace(lens, prompts=PromptBatch([Prompt(text=text) for text in texts])))
+    names = page.locator("#prompt option").all_text_contents()
+    texts[2] = r"a\u202eb"
+    assert names == [f"{number}: \u2068{text}\u2069" for number, text in enumerate(texts)]
 
 
 def test_a_large_page_is_small_beside_its_data(show: Open) -> None:

@@ -114,7 +114,7 @@ def test_json(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lens", *PROMPTS, "--model", folder, "--top-k", "3", "--json", "--layers", "embeddings,all"]) == 0
     shown = strict(capsys.readouterr().out)
     lens = logit_lens(MuranoModel(folder), PROMPTS, layers=["embeddings", "all"], top_k=3)
-    assert shown["model"]["model_id"] == folder
+    assert shown["model"]["model_id"] == Path(folder).name
     assert len(shown["prompts"]) == 2
     for prompt, found in enumerate(shown["prompts"]):
         assert found["prompt"] == PROMPTS[prompt]

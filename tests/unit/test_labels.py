@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.lenses import make_lens
 
-from murano.plotting.labels import columns, html_label, label
+from murano.plotting.labels import columns, html_label, label, prose
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,8 @@ from murano.plotting.labels import columns, html_label, label
         ("e" + "\u0301" * 4, "e\u0301\u0301" + r"\u0301\u0301"),
         ("$x_1^{2}$ \\frac <b> &amp;", "$x_1^{2}$·\\frac·<b>·&amp;"),
         ("<0xE2>", "<0xE2>"),
+        ("<0xE6><0x88>", "<E6 88>"),
+        ("<E6 88>", "<E6·88>"),  # a token that is spelled so
         ("⟨50300⟩", "⟨50300⟩"),
         ("·", r"\xb7"),  # not a space
         ("␣", r"\u2423"),
@@ -70,10 +72,32 @@ def test_what_no_font_has_is_escaped() -> None:
         ("\u200b\u200c", 8, r"\u200b…"),  # an escape is not torn apart
         ("\U000e0001", 8, r"\U000e0…"),
         ("", 1, "∅"),
+        ("<0x20><0xE6><0x88>", 7, "…E6 88>"),  # of bytes, the last ones tell tokens apart
+        ("<0xE6><0x88>", 7, "<E6 88>"),
+        ("<0xE6><0x88>", 6, "…88>"),
+        ("<0xE6><0x88>", 3, "…88"),
+        ("<0xE2>", 5, "<E2>"),
+        ("<0xE2>", 3, "…E2"),
     ],
 )
 def test_long_tokens_lose_their_middle(token: str, limit: int, written: str) -> None:
     assert label(token, limit) == written
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "written"),
+    [
+        ("The capital of France is", 12, "The capital…"),
+        ("Das Maß · für\tüber\nalles\x00", None, r"Das Maß · für\tüber\nalles\x00"),
+        ("东京是日本的首都", 8, "东京是…"),
+        ("مرحبا \u202eabc", None, r"مرحبا \u202eabc"),
+        ("می\u200cخواهم", None, "می\u200cخواهم"),  # the joiner shapes the letters beside it
+        ("\ud800", None, r"\ud800"),
+        ("", 9, ""),
+    ],
+)
+def test_a_text_that_is_no_token_reads_as_it_was_typed(text: str, limit: int | None, written: str) -> None:
+    assert prose(text, limit) == written
 
 
 def test_html() -> None:

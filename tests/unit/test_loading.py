@@ -19,6 +19,7 @@ from support.tiny_tokenizer import tiny_tokenizer
 from transformers import AutoModelForSequenceClassification
 from transformers.utils import logging as bars
 
+from murano.artifacts.model_name import model_name
 from murano.errors import InputError, ModelError
 from murano.model import MuranoModel
 from murano.model.loading import Source, load_weights
@@ -44,6 +45,34 @@ def test_a_folder_loads_in_silence_and_leaves_the_bars_as_they_were(
         assert (bars.is_progress_bar_enabled(), are_progress_bars_disabled()) == (True, hub_silent)
     finally:
         enable_progress_bars()
+
+
+def test_a_folder_goes_by_its_own_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MuranoModel(folder).model_id == MuranoModel(f"{folder}/").model_id == "tiny"
+    held = MuranoModel(folder).hf_model
+    assert held.name_or_path == str(folder)
+    assert MuranoModel(held, tokenizer=tiny_tokenizer()).model_id == "tiny"
+    monkeypatch.chdir(folder)
+    assert MuranoModel(".").model_id == "tiny"
+    assert MuranoModel(folder).identity() != MuranoModel(".").identity(), "where it lies is part of which it is"
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B"),
+        ("gpt2", "gpt2"),
+        ("/mnt/runs/tuned/checkpoint-100/", "checkpoint-100"),
+        ("runs/2026/tuned", "tuned"),
+        ("~/tuned", "tuned"),
+        ("C:\\runs\\tuned", "tuned"),
+        ("/cache/hub/models--Qwen--Qwen3-8B/snapshots/b968826d9c46", "Qwen/Qwen3-8B"),
+        ("/", "/"),
+        ("", ""),
+    ],
+)
+def test_names_of_models(given: str, name: str) -> None:
+    assert model_name(given) == name
 
 
 def test_who_has_switched_the_bars_off_finds_them_off(folder: Path) -> None:

@@ -22,6 +22,7 @@ from murano.plotting import lens_page
 from murano.plotting import page as page_module
 from murano.plotting.labels import label
 from murano.plotting.table import STRONGEST
+from murano.prompts import Prompt, PromptBatch
 from murano.results import Results
 from murano.steps.plot import Plot
 
@@ -118,10 +119,56 @@ def test_the_file_is_the_page(tmp_path: Path) -> None:
     path = tmp_path / "new" / "lens.html"
     page = lens_page(lens, path)
     assert path.read_bytes().decode("utf-8") == page == lens_page(lens)
-    assert isinstance(page, str) and len(repr(page)) < 60
+    assert isinstance(page, str)
+    assert repr(page) == f"<a page of {len(page) / 1000:.0f} kB: lens_page(lens, 'lens.html') writes it to a file>"
     (tmp_path / "file").write_text("x")
     with pytest.raises(ArtifactError, match="Can't write the page"):
         lens_page(lens, tmp_path / "file" / "lens.html")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (
+            "h/a.png",
+            "'h/a.png' is no name of a page: write 'h/a.html'. For an image: save_figure(plot_lens(lens), 'h/a.png').",
+        ),
+        ("x.txt", "'x.txt' is no name of a page: write 'x.html'."),
+        ("x", "'x' is no name of a page: write 'x.html'."),
+        (b"x.html", "b'x.html' is no path: write a string or a Path, such as 'lens.html'."),
+        ("", "'' is no path: write a string or a Path, such as 'lens.html'."),
+    ],
+)
+def test_a_page_is_written_under_a_name_of_a_page(
+    path: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as error:
+        lens_page(make_lens(), path)
+    assert str(error.value) == message and not list(tmp_path.iterdir())
+    assert lens_page(make_lens(), "a.HTM") and [file.name for file in tmp_path.iterdir()] == ["a.HTM"]
+
+
+def test_prompts_go_by_what_was_typed() -> None:
+    texts = ["东京是日本的首都", "line\none", "مرحبا \u202ebc", "a " * 99, ""]
+    prompts = [Prompt(text=text) for text in texts[:4]]
+    prompts += [Prompt(token_ids=(0, 1)), Prompt(messages=({"role": "user", "content": "Hi · there"},))]
+    lens = dataclasses.replace(make_lens(prompts=6, positions=2), prompts=PromptBatch(prompts))
+    names = [prompt["name"] for prompt in data_of(lens_page(lens))["prompts"]]
+    assert names == [
+        texts[0], r"line\none", r"مرحبا \u202ebc", "a " * 39 + "a…", " Paris London", "Hi · there",
+    ]  # fmt: skip
+
+
+def test_a_prompt_that_was_left_out_is_not_on_the_page() -> None:
+    lens = make_lens(prompts=3, lengths=[0, 5, 3])
+    data = data_of(lens_page(lens))
+    assert [prompt["index"] for prompt in data["prompts"]] == [1, 2] and data["leftOut"] == 0
+    assert data_of(lens_page(lens, prompts=[2]))["leftOut"] == 0, "those that were not asked for are not too many"
+    text = lens._repr_html_()
+    assert text is not None and "Prompt 1 of 3." in text
+    with pytest.raises(InputError, match=r"There is nothing to draw: Prompt 0 was left out\."):
+        lens_page(make_lens(lengths=[0]))
 
 
 def test_a_saved_run_has_its_page() -> None:
@@ -159,7 +206,11 @@ def test_a_notebook_shows_the_page_where_it_was_asked_for(monkeypatch: pytest.Mo
     Plot(formats="html")(results)
     assert [type(thing).__name__ for thing in shown] == ["Page"]
     frame = shown[0]._repr_html_()
-    assert frame.startswith("<iframe srcdoc=") and 'sandbox="allow-scripts"' in frame and frame.count("<") == 2
+    assert frame.startswith("<iframe srcdoc=") and 'sandbox="allow-scripts"' in frame
+    assert frame.count("<iframe") == frame.count("</iframe>") == 1 and "<script" not in frame
+    _, fallback = frame.split("</iframe>")
+    assert "To see the page here, trust this notebook or run the cell" in fallback
+    assert fallback.count("<tr") == 6 and "lens_page" not in fallback
 
 
 # -- what a notebook shows of a lens -----------------------------------------------------------------------------

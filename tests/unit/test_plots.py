@@ -27,14 +27,19 @@ from murano import keys
 from murano.address import Address
 from murano.artifacts.logit_lens import LogitLensResult
 from murano.errors import ArtifactError, InputError
+from murano.metrics import prediction_depth
 from murano.plotting import (
     draw_results,
+    plot_agreement,
+    plot_decided,
     plot_difference,
+    plot_generation,
     plot_lens,
     plot_overview,
     plot_trajectories,
     save_figure,
 )
+from murano.plotting.files import MOST_PIXELS, figure_bytes
 from murano.results import Results
 from murano.steps.plot import Plot
 
@@ -133,6 +138,8 @@ def test_layers_and_positions_are_chosen() -> None:
     shown = numbers(ax)
     assert shown.shape == (2, 4) and np.isnan(shown[:, 2]).all(), "the place of what lies between"
     assert np.array_equal(np.delete(shown, 2, 1), lens.max_probs[[2, 5]][:, 0][:, [0, 1, 7]].numpy())
+    for layers, shown in (("1-3", "123"), (slice(0, 3), "012"), ("4:,0", "045"), (-1, "5"), ((3, "resid_post"), "3")):
+        assert [text.get_text() for text in plot_lens(lens, layers=layers).get_yticklabels()] == list(shown)
     assert below(plot_lens(lens, positions=slice(-2, None))) == ["The", "·E"]
     assert below(plot_lens(lens, positions=-1)) == ["·E"]
 
@@ -188,6 +195,37 @@ def test_given_axes_are_used_as_they_are() -> None:
     figure.savefig(os.devnull, format="png")
 
 
+def test_what_is_not_one_axes_is_refused() -> None:
+    figure = Figure()
+    grid = figure.subplots(2, 2)
+    given = [
+        (grid, "give one Axes, not several in a ndarray: ax=axes[0, 0]."),
+        (grid[0], "give one Axes, not several in a ndarray: ax=axes[0]."),
+        ((figure, grid[0, 0]), "give one Axes, not several in a tuple: ax=axes[1]."),
+        ({"left": grid[0, 0]}, "give one Axes, not several in a dict: ax=axes['left']."),
+        (figure, "give one Axes, not a Figure: ax=figure.add_subplot()."),
+        ("x", "give one Axes, as plt.subplots() makes them, not 'x'; without ax a new figure is made."),
+        (Figure().add_subplot(projection="3d"), "give flat Axes, not '3d' ones: ax=figure.add_subplot()."),
+        (Figure().add_subplot(projection="polar"), "give flat Axes, not 'polar' ones: ax=figure.add_subplot()."),
+    ]
+    lens, generation = make_lens(), make_generation()
+    table = prediction_depth(make_lens(prompts=3))
+    draws: list[Any] = [
+        lambda ax: plot_lens(lens, ax=ax),
+        lambda ax: plot_difference(lens, lens, ax=ax),
+        lambda ax: plot_overview(lens, ax=ax),
+        lambda ax: plot_trajectories(lens, ax=ax),
+        lambda ax: plot_generation(generation, ax=ax),
+        lambda ax: plot_agreement(generation, ax=ax),
+        lambda ax: plot_decided(table, ax=ax),
+    ]
+    for draw in draws:
+        for ax, message in given:
+            with pytest.raises(InputError) as error:
+                draw(ax)
+            assert str(error.value) == f"ax: {message}"
+
+
 def test_size_follows_content() -> None:
     small, large = plot_lens(make_lens(layers=2, positions=2)), plot_lens(make_lens(layers=30, positions=30))
     assert (large.figure.get_size_inches() > small.figure.get_size_inches()).all()
@@ -208,6 +246,33 @@ def test_difference() -> None:
     same = plot_difference(a, a)
     assert not numbers(same).any() and cells(same, 4) == cells(plot_lens(a), 4)
     assert plot_difference(a, b, names=("base", "tuned")).get_title() == "base − tuned"
+    for names in (("a",), "ab", ("a", 5), ()):
+        with pytest.raises(InputError, match="give two, one for each lens: names=\\('base', 'tuned'\\)"):
+            plot_difference(a, b, names=names)  # type: ignore[arg-type]
+
+
+def test_models_go_by_the_last_part_of_their_path() -> None:
+    a, b = (dataclasses.replace(make_lens(seed=i), model={"model_id": f"/data/runs/model_{i}/"}) for i in (0, 1))
+    ax = plot_difference(a, b)
+    assert ax.get_title() == "model_0 − model_1" and "model_0 above, model_1 below" in ax.get_xlabel()
+    assert plot_lens(a).get_title() == "model_0"
+    long = plot_lens(dataclasses.replace(a, model={"model_id": "org/" + "x" * 99})).get_title()
+    assert long.startswith("org/xxx") and "…" in long and len(long) == 40
+
+
+def test_titles_do_not_run_over_neighbours() -> None:
+    models = ("org/a-model-with-a-long-name-of-its-own", "org/another-one-with-a-name-that-is-long")
+    a, b = (dataclasses.replace(make_lens(seed=i), model={"model_id": name}) for i, name in enumerate(models))
+    figure = Figure(figsize=(9, 3))
+    axes = figure.subplots(1, 3)
+    plot_difference(a, b, ax=axes[0])
+    plot_trajectories(a, ax=axes[1])
+    plot_overview(a, ax=axes[2])
+    figure.canvas.draw()
+    for ax in axes:
+        for text in (ax.title, ax.xaxis.label):
+            assert text.get_window_extent().width <= 1.02 * 9 / 3 * figure.dpi * 0.8, text.get_text()
+        assert ax.get_title().count("\n") <= 1
 
 
 def test_difference_meets_where_both_were_read() -> None:
@@ -264,6 +329,10 @@ def test_overview_of_many_is_sorted() -> None:
     (line,) = ax.lines
     steps = np.asarray(line.get_ydata(), dtype=float)
     assert (np.diff(steps) >= 0).all() and numbers(ax).shape == (8, 500) and not ax.texts
+    shown = [(int(text.get_text()), round(text.get_position()[0] - 0.5)) for text in ax.get_xticklabels()]
+    assert len(shown) > 5 and [prompt for prompt, _ in shown] != sorted(prompt for prompt, _ in shown)
+    for prompt, column in shown:  # the numbers are those of the prompts, not places in the order
+        assert np.array_equal(numbers(ax)[:, column], lens.max_probs[:, prompt, -1].numpy())
     assert np.array_equal(numbers(plot_overview(lens, sort=False)), lens.max_probs[:, :, -1].numpy())
 
 
@@ -320,6 +389,49 @@ def test_files_are_whole_or_not_there(tmp_path: Path, monkeypatch: Any) -> None:
     with pytest.raises(ArtifactError, match="No space left on device"):
         save_figure(ax, path)
     assert path.read_bytes() == before and [p.name for p in path.parent.iterdir()] == ["lens.PNG"]
+
+
+def test_what_is_no_figure_and_no_path(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    lens, axes = make_lens(), Figure().subplots(1, 2)
+    given: list[tuple[Any, Any, str]] = [
+        (lens, "z.png", "A figure is saved, or the Axes that a plot function returned, not a LogitLensResult: "
+         "save_figure(plot_lens(lens), 'z.png')."),
+        (axes, "z.png", "A figure is saved, or the Axes that a plot function returned, not a ndarray: save_figure(axes[0], 'z.png')."),
+        (axes[0], 5, "5 is no path: write a string or a Path, such as 'lens.png'."),
+        (axes[0], b"z.png", "b'z.png' is no path: write a string or a Path, such as 'lens.png'."),
+    ]  # fmt: skip
+    for figure, path, message in given:
+        with pytest.raises(InputError) as error:
+            save_figure(figure, path)
+        assert str(error.value) == message
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"output_dir": 5}, "5 is no path: write a string or a Path, such as 'figures'."),
+        ({"per_prompt": "yes"}, "per_prompt='yes': write True or False, or leave it out."),
+        ({"show": 1}, "show=1: write True or False, or leave it out."),
+        ({"by": 3}, "by=3: name one of the prompts' metadata, by='category'."),
+        ({"formats": 5}, "formats=5: name one or several of png, svg, pdf, html."),
+    ],
+)
+def test_bad_input_to_plot(options: dict[str, Any], message: str) -> None:
+    for call in (lambda: Plot(**options).check(), lambda: draw_results(results_of(make_lens()), **options)):
+        with pytest.raises(InputError) as error:
+            call()
+        assert str(error.value) == message
+    with pytest.raises(InputError, match=r"not a LogitLensResult: draw_results\(\{'name': result\}\)"):
+        draw_results(make_lens())  # type: ignore[arg-type]
+
+
+def test_a_png_never_has_too_many_pixels() -> None:
+    figure = Figure(figsize=(200, 1))
+    figure.subplots()
+    width, height = (int.from_bytes(figure_bytes(figure)[at : at + 4], "big") for at in (16, 20))
+    assert width <= MOST_PIXELS + 20 and 0 < height < 200
 
 
 def test_formats(tmp_path: Path) -> None:
@@ -443,9 +555,11 @@ def test_a_notebook_shows_each_figure_once(tmp_path: Path, monkeypatch: Any) -> 
         ({"prompt": "a"}, "A prompt is given by its index, not by 'a'"),
         ({"value": "kl"}, r"'kl' was not read.*LogitLens\(model, stats=\('kl',\)\)"),
         ({"value": "entrpy"}, "Did you mean 'entropy'"),
-        ({"layers": [9]}, "'L9.resid_post' was not read"),
+        ({"layers": [9]}, "Layer 9 is outside the model, which has 4 layers: use 0 to 3"),
+        ({"layers": "20-29"}, "Layer 20 is outside the model, which has 4 layers"),
+        ({"layers": 5.5}, "layers=5.5 is neither 'all' nor a layer nor a list of layers"),
         ({"layers": "L0.resid_pre"}, "'L0.resid_pre' was not read"),
-        ({"layers": []}, "layers is empty"),
+        ({"layers": []}, r"layers=\[\] names no layer"),
         ({"positions": [5]}, "Position 5 of prompt 0 was not read: it has 5 tokens"),
         ({"positions": [True]}, "A position is given by its index"),
         ({"positions": []}, "no positions to draw"),
