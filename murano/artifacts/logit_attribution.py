@@ -120,8 +120,8 @@ class LogitAttributionResult:
         """The logit, or difference of logits, that :meth:`values` add up to; see there."""
         return self._pick(self.logits.unsqueeze(-1), of, position)[:, 0]
 
-    def columns(self, position: int | None = None) -> list[int | None]:
-        """Where on the position axis a token of each prompt is; ``None`` where it was not read.
+    def columns(self, position: int | None = None) -> Int[Tensor, " prompt"]:
+        """Where on the position axis a token of each prompt is; -1 where it was not read.
 
         Args:
             position: as in :meth:`values`.
@@ -129,20 +129,20 @@ class LogitAttributionResult:
         Raises:
             InputError: it was read in no prompt.
         """
-        index = self.position_index.tolist()
+        index = self.position_index
         if position is None:
-            return [row.index(max(row)) for row in index]
+            return index.argmax(dim=1)
         position = lookup.as_index(position, "position")
-        lengths = self.lengths.tolist() if self.lengths is not None else [max(row) + 1 for row in index]
-        wanted = [position + length if position < 0 else position for length in lengths]
-        found = [row.index(at) if at >= 0 and at in row else None for row, at in zip(index, wanted, strict=True)]
-        if index and not any(column is not None for column in found):
-            read = sorted({at for row in index for at in row if at >= 0})
+        lengths = self.lengths if self.lengths is not None else index.amax(dim=1) + 1
+        wanted = lengths + position if position < 0 else torch.full_like(lengths, position)
+        there = (index == wanted.unsqueeze(1)) & (index >= 0)
+        if len(index) and not bool(there.any()):
+            read = index[index >= 0].unique().tolist()
             shown = ", ".join(map(str, read[:12])) + (", …" if len(read) > 12 else "")
             raise InputError(
                 f"Position {position} was not read: it is the index of a token in its prompt, and read were {shown}."
             )
-        return found
+        return there.int().argmax(dim=1).masked_fill(~there.any(dim=1), -1)
 
     def _pick(self, tensor: Tensor, of: str | None, position: int | None) -> Tensor:
         of = self.default_of if of is None else of
@@ -153,9 +153,8 @@ class LogitAttributionResult:
         if not self.n_prompts:
             raise InputError("There are no prompts in this result.")
         columns = self.columns(position)
-        there = torch.tensor([column is not None for column in columns])
-        at = tensor[torch.arange(self.n_prompts), torch.tensor([column or 0 for column in columns])]
-        at = at.masked_fill(~there.view(-1, *[1] * (at.ndim - 1)), float("nan"))
+        at = tensor[torch.arange(self.n_prompts), columns.clamp(min=0)]
+        at = at.masked_fill((columns < 0).view(-1, *[1] * (at.ndim - 1)), float("nan"))
         if of == "difference":
             return at[:, 0] - at[:, self.n_targets]
         return at[:, 0 if of == "target" else self.n_targets]
@@ -181,15 +180,15 @@ class LogitAttributionResult:
     def _why_none(self, prompt: int, of: str, position: int | None) -> str:
         if of != "target" and int(self.answer_ids[prompt, self.n_targets]) < 0:
             return f"no foil, so there is no {of}: use of='target'"
-        if self.columns(position)[prompt] is None:
+        if self.columns(position)[prompt] < 0:
             read = [at for at in self.position_index[prompt].tolist() if at >= 0]
             return f"nothing at position {position}: read were {', '.join(map(str, read))}"
         return "contributions that are not numbers"
 
     def where(self, prompt: int, position: int | None = None) -> str:
         """Which token of a prompt was read, in words; empty for its last one."""
-        column = self.columns(position)[prompt]
-        if column is None:
+        column = int(self.columns(position)[prompt])
+        if column < 0:
             return ""
         at = int(self.position_index[prompt, column])
         if self.lengths is not None and at == int(self.lengths[prompt]) - 1:
@@ -280,8 +279,7 @@ class LogitAttributionResult:
         prompt = lookup.prompt_index(prompt, self.n_prompts)
         total, _ = self.one(self.total(of, position).unsqueeze(-1), prompt, of, position)
         values = self._pick(self.neurons, of, position)[prompt]
-        column = self.columns(position)[prompt]
-        index = self.neuron_index[prompt, column or 0]
+        index = self.neuron_index[prompt, self.columns(position)[prompt]]
         order = values.abs().nan_to_num(-1.0).argsort(descending=True)[: min(k, int((index[:, 0] >= 0).sum()))]
         return TopComponents(
             names=tuple(f"L{layer}.mlp_out.n{neuron}" for layer, neuron in index[order].tolist()),

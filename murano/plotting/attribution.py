@@ -243,8 +243,8 @@ def _lens_curve(
     layers = sorted({a.layer for a in result.components if a.layer is not None})
     rows = [lens.layer_index(layer) for layer in layers]
     curve = torch.full((result.n_prompts, len(rows)), torch.nan)
-    for number, column in enumerate(result.columns(position)):
-        if column is None or (prompt is not None and number != prompt_index(prompt, result.n_prompts)):
+    for number, column in enumerate(result.columns(position).tolist()):
+        if column < 0 or (prompt is not None and number != prompt_index(prompt, result.n_prompts)):
             continue
         at = lens.column(number, int(result.position_index[number, column]))
         if int(lens.input_ids[number, at]) != int(result.input_ids[number, column]):

@@ -12,16 +12,12 @@ from support.documents import SEED, changed
 from murano import documents, keys, logit_lens
 from murano.metrics import logit_diff, match, token_prob
 from murano.model import MuranoModel
-from murano.model.bundled import bundled_file
 from murano.pipeline import Pipeline
 from murano.prompt_files import shipped_prompts
 from murano.prompts import PromptBatch
 from murano.steps import LoadPrompts, LogitLens, TokenProb
 
-pytestmark = [
-    pytest.mark.bundled,
-    pytest.mark.skipif(bundled_file() is None, reason="the bundled model is not installed"),
-]
+pytestmark = pytest.mark.bundled
 
 #: The lens of seed 002 on the bundled model: all its layers, on the shipped weekdays.
 WEEKDAYS = changed(("model", {"key": "bundled", "dtype": "fp32"}), ("sites.resid.layers.sweep", "all"))
