@@ -7,6 +7,7 @@ import inspect
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from murano import MuranoModel, Prompt
 from murano.lens import MAX_BATCH_TOKENS, MAX_CHUNK_BYTES, logit_lens
+from murano.tiles import plan
 
 Ids = list[list[int]]
 Run = Callable[[], Any]
@@ -70,17 +72,28 @@ def _murano(**asked: Any) -> Callable[[MuranoModel, Ids, str], Run]:
     return make
 
 
-def bare_product(model: MuranoModel, ids: Ids, positions: str) -> Run:
-    """The floor of torch's own product: forward, norm, and products of the same rows in the same chunks; no result."""
+def bare_product(model: MuranoModel, ids: Ids, positions: str, tiles: bool = False) -> Run:
+    """The floor of torch's own product: forward, norm, and products of the same rows in the same chunks; no result.
+
+    Args:
+        model: the model.
+        ids: the prompts.
+        positions: ``"all"`` or ``"last"``.
+        tiles: multiply many rows with a tile of the vocabulary at a time, as Murano does, instead of as many as whole rows of logits
+            have room for.
+    """
     hf: Any = model.hf_model
     blocks, norm, weight = hf.model.layers, hf.model.norm, hf.lm_head.weight
-    room = chunk_rows(weight.shape[0])
+    room, width = chunk_rows(weight.shape[0]), weight.shape[0]
+    planned = plan(torch.empty(1, width), 5, MAX_CHUNK_BYTES) if tiles else None
+    if planned is not None:
+        room, width = planned
 
     @torch.no_grad()
     def run() -> None:
         # As many rows as there are, if they are fewer than a chunk.
         n = len(blocks) * len(ids) * (len(ids[0]) if positions == "all" else 1)
-        buffer = torch.empty(min(room, n), weight.shape[0])
+        buffer = torch.empty(min(room, n), width)
         waiting: list[Tensor] = []
 
         def flush(whole: bool) -> None:
@@ -88,7 +101,9 @@ def bare_product(model: MuranoModel, ids: Ids, positions: str) -> Run:
             waiting.clear()
             while len(rows) >= room or (len(rows) and not whole):
                 now, rows = rows[:room], rows[room:]
-                torch.mm(norm(now), weight.T, out=buffer[: len(now)])
+                hidden = norm(now)
+                for tile in weight.split(width):
+                    torch.mm(hidden, tile.T, out=buffer.view(-1)[: len(now) * len(tile)].view(len(now), -1))
             waiting.append(rows)
 
         def hook(module: Any, args: Any, output: Any) -> None:
@@ -164,6 +179,7 @@ CONTENDERS: dict[str, Contender] = {
     "murano": Contender("Murano, top-5 + entropy", _murano(top_k=5)),
     "murano-top1": Contender("Murano, top-1", _murano(top_k=1)),
     "bare": Contender("bare product (torch.mm)", bare_product),
+    "bare-tiles": Contender("bare product in Murano's tiles", partial(bare_product, tiles=True)),
     "transformers": Contender("transformers, softmax per layer", plain_transformers),
     "nnterp": Contender("nnterp logit_lens", nnterp_lens, ("last",), own_model=True),
     "forward": Contender("plain forward, last logits", forward_alone(1)),

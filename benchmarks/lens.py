@@ -20,6 +20,7 @@ from benchmarks import common
 from benchmarks.contenders import CONTENDERS, Run, model_in_float32
 from benchmarks.peers_client import PEERS, Peer, installed_peers
 from murano.lens import MAX_CHUNK_BYTES
+from murano.tiles import plan
 
 #: Cases with more tokens than this get half the rounds: one of them takes minutes.
 MANY_TOKENS = 4096
@@ -231,7 +232,9 @@ def draw(data: dict[str, Any], file: Path) -> None:
 
 def chosen_product(model: Any) -> str:
     """Which product Murano chose on this machine, where it says so."""
-    choice = model.product(MAX_CHUNK_BYTES // (4 * model.vocab_size) // 64 * 64)
+    tiles = plan(torch.empty(1, model.vocab_size), 5, MAX_CHUNK_BYTES)
+    assert tiles is not None
+    choice = model.product(tiles[0], "auto", tiles[1])
     speeds = ", ".join(f"{name} {gflops:.0f}" for name, gflops in choice.gflops.items())
     return f"{choice.name} (GFLOP/s on the unembedding: {speeds})"
 

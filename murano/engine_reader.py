@@ -31,7 +31,7 @@ class EngineReader:
         addresses: what is read, one per layer of the tables.
         tables: where results go.
         max_chunk_bytes: room for logits, in a worker.
-        product: the engine has its own: only ``"auto"`` and ``"torch"`` mean it.
+        product: the engine has its own: only ``"auto"``, ``"torch"`` and ``"tiles"`` mean it.
         tokens: ids whose log-probability and rank are read in each cell; -1 for none.
         divergences: which divergences from the last layer are read.
         apart: nothing changes: which rows share a product is the engine's own affair.
@@ -51,7 +51,7 @@ class EngineReader:
         divergences: Sequence[str] = (),
         apart: bool = False,
     ) -> None:
-        if product not in ("auto", "torch"):
+        if product not in ("auto", "torch", "tiles"):
             raise InputError(f"product={product!r}: inside vLLM the engine's own product is used. Leave it out.")
         if tables.logits is not None:
             raise InputError(

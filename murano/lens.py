@@ -85,7 +85,8 @@ def logit_lens(
         max_chunk_bytes: room for one chunk of logits; results do not depend on it beyond rounding.
         max_batch_tokens: tokens of one forward; results do not depend on it beyond rounding.
         product: which matrix product to use: ``"auto"`` times those at hand and takes the fastest that is as accurate as torch's,
-            ``"torch"`` pins torch's own, as a checkpoint does.
+            ``"tiles"`` pins torch's own, many rows by tiles of the vocabulary, as a checkpoint does; ``"torch"`` pins torch's own of whole
+            rows: at equal shapes the model's own numbers to the bit.
         apart: give each layer's rows of a batch a product of their own, so that a layer's numbers are the same to the bit whichever
             others are read; slower where a batch has few rows.
         checkpoint: a file to keep what was read so far in, every :data:`CHECKPOINT_BATCHES` batches; with the file of a lens that was
@@ -122,7 +123,7 @@ def logit_lens(
         _check_room(len(addresses), n_cells, model.vocab_size)
         tables.logits = _whole(len(addresses), n_cells, model.vocab_size, dtype=torch.float32)
     if checkpoint is not None and product == "auto":
-        product = "torch"  # what is fastest may change between two runs, and with it the last bits
+        product = "tiles"  # what is fastest may change between two runs, and with it the last bits
     if question.divergences and apart:
         raise InputError(
             f"apart=True reads each layer alone, and {question.divergences[0]!r} compares it with the last."
@@ -223,7 +224,7 @@ def reread(
     k = top_k if top_k is not None else lens.top_ids.shape[-1]
     question = Question.of(answers, encoded, cells, parse_stats(stats), k, model.vocab_size)
     tables = question.tables(len(lens.addresses), lens.input_ids.numel())
-    reader = question.reader(model, lens.addresses, tables, max_chunk_bytes, "torch")
+    reader = question.reader(model, lens.addresses, tables, max_chunk_bytes, "tiles")
     reader.read_residuals(lens.residuals.flatten(1, 2), cells.position_index.flatten() >= 0)
     found = question.fields(tables, (len(lens.addresses), *lens.input_ids.shape))
     if anew:

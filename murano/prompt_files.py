@@ -123,7 +123,7 @@ def _prompt(record: Any, names: Mapping[str, tuple[str, ...]], where: str, chat:
     try:
         prompt: Prompt = as_prompts([record[used["prompt"]]], chat=chat)[0]
         answers = {
-            f"{kind}s": as_answers(record[name], kind, 0)
+            f"{kind}s": as_answers(record[name], kind)
             for kind in ("target", "foil")
             if (name := used[kind]) is not None
         }

@@ -32,6 +32,11 @@ class Prompt:
     foils: tuple[str | int, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        # One answer is written without a list; taken apart, a string would be its letters.
+        for what in ("targets", "foils"):
+            object.__setattr__(self, what, as_answers(getattr(self, what), f"Prompt {what}"))
+
     def __str__(self) -> str:
         if self.text:
             return self.text
@@ -115,13 +120,15 @@ def _as_batch(source: Any, chat: bool) -> PromptBatch:
     return PromptBatch([_as_prompt(item, index, chat) for index, item in enumerate(source)])
 
 
-def as_answers(value: Any, what: str, index: int) -> tuple[str | int, ...]:
+def as_answers(value: Any, what: str) -> tuple[str | int, ...]:
     """Targets or foils of one prompt, in any of the forms they are given in.
 
     Args:
         value: a string, a token id, a list of these, or ``None`` for none.
-        what: ``"targets"`` or ``"foils"``, for the error.
-        index: of the prompt, for the error.
+        what: ``"targets[3]"``, say, for the error.
+
+    Raises:
+        InputError: it is none of these.
     """
     if value is None:
         return ()
@@ -132,10 +139,10 @@ def as_answers(value: Any, what: str, index: int) -> tuple[str | int, ...]:
     for answer in answers:
         if isinstance(answer, bool) or not isinstance(answer, (str, int)) or answer == "":
             raise InputError(
-                f"{what}[{index}] is {value!r:.80}: it must be a string that continues the prompt, a token id, or a list of these."
+                f"{what} is {value!r:.80}: it must be a string that continues the prompt, a token id, or a list of these."
             )
         if isinstance(answer, str) and not _is_text(answer):
-            raise InputError(f"{what}[{index}] is not UTF-8 text: {answer!r:.80}.")
+            raise InputError(f"{what} is not UTF-8 text: {answer!r:.80}.")
     return answers
 
 
@@ -151,7 +158,7 @@ def _with_answers(batch: PromptBatch, what: str, given: Any) -> PromptBatch:
         first = min(len(given), len(batch))
         missing = f"prompt {first} has none" if len(given) < len(batch) else f"{what}[{first}] has no prompt"
         raise InputError(f"There are {len(batch)} prompts and {len(given)} {what}: {missing}.")
-    answers = [as_answers(value, what, index) for index, value in enumerate(given)]
+    answers = [as_answers(value, f"{what}[{index}]") for index, value in enumerate(given)]
     pairs = zip(batch, answers, strict=True)
     return PromptBatch([replace(p, targets=a) if what == "targets" else replace(p, foils=a) for p, a in pairs])
 

@@ -14,14 +14,17 @@ from murano.address import Address
 from murano.artifacts.words import NO_TOKEN
 from murano.errors import InputError, ReadoutError
 from murano.model import MuranoModel, batching, residuals
+from murano.model.product import Product
 from murano.model.proof import rounding
-from murano.readout.reduce import reduce_rows, slice_rows
+from murano.model.tail import ShortPath
+from murano.readout.reduce import RowStats, reduce_rows, slice_rows
 from murano.readout.stats import log_softmax
+from murano.tiles import FEWEST_ROWS, Tiles, plan, whole_panels
 
 logger = logging.getLogger(__name__)
 
-#: Chunks from which on it pays to time the matrix products that are at hand.
-WORTH_TIMING = 100
+#: Rows from which on it pays to time the matrix products that are at hand.
+WORTH_TIMING = 16384
 #: The rank of a token that was not asked about in a cell.
 NO_RANK = -1
 
@@ -135,16 +138,21 @@ class Reader:
         self.tokens = tokens if tokens is not None and tokens.shape[-1] else None
         self.divergences = tuple(divergences)
         self.held: list[tuple[int, Tensor]] = []
-        self.chunk = max_chunk_bytes // row_bytes
-        if self.chunk > 64:  # products run best on whole panels
-            self.chunk -= self.chunk % 64
+        self.whole = self.chunk = whole_panels(max_chunk_bytes // row_bytes)
+        width, tiles = row.shape[1], None
+        if product != "torch" and not divergences and tables.logits is None and self.tail.tiles is not None:
+            tiles = plan(row, tables.top_ids.shape[-1], max_chunk_bytes)
+        if tiles is not None:
+            self.chunk, width = tiles
         self.buffer = row
         self.scratch: Tensor | None = None
         self.waiting: list[tuple[Tensor, Tensor]] = []
         self.apart = apart
         # Timing the products costs as much as a few chunks: not worth it for a few chunks.
-        few = tables.entropy.numel() < WORTH_TIMING * self.chunk
-        self.product = model.product(self.chunk, "torch" if product == "auto" and few else product).product
+        few = tables.entropy.numel() < WORTH_TIMING
+        chosen = model.product(self.chunk, "tiles" if product == "auto" and few else product, width).product
+        self.product: Product | None = chosen if tiles is None else None
+        self.tiles = Tiles(self.tail, chosen, *tiles) if tiles and isinstance(self.tail, ShortPath) else None
 
     def read(self, batch: batching.Batch, cells: Cells) -> None:
         """One forward; the wanted layers are reduced as they pass, and the last one is held against the model's own logits."""
@@ -263,7 +271,15 @@ class Reader:
                 self._reduce(logits[len(last) :], place, log_softmax(reference))
 
     def _read(self, rows: Float[Tensor, "row d_model"], place: Int[Tensor, " row"]) -> None:
-        self._reduce(self._project(rows), place)
+        if self.tiles is not None and len(rows) >= FEWEST_ROWS:
+            read = self.tiles.read(rows, self.tables.top_ids.shape[-1], self._tokens(place))
+            if read is not None:
+                stats, sure = read
+                self._write(stats, place)
+                rows, place = rows[~sure], place[~sure]
+        for start in range(0, len(rows), self.whole):
+            part = slice(start, start + self.whole)
+            self._reduce(self._project(rows[part]), place[part])
 
     def _reduce(
         self,
@@ -275,22 +291,33 @@ class Reader:
         if tables.logits is not None:
             own = logits if self.tail.finish is None else self.tail.finish(logits)
             tables.logits.flatten(0, 1)[place] = own.to("cpu", tables.logits.dtype)
-        tokens = None if self.tokens is None else self.tokens[place % tables.entropy.shape[1]]
         stats = reduce_rows(
             logits,
             tables.top_ids.shape[-1],
             self.tail.finish,
             self.scratch,
-            tokens=None if tokens is None else tokens.clamp(min=0).to(logits.device),
+            tokens=self._tokens(place, logits.device),
             reference=reference,
             divergences=self.divergences,
         )
+        self._write(stats, place)
+
+    def _tokens(
+        self, place: Int[Tensor, " row"], device: torch.device | str = "cpu"
+    ) -> Int[Tensor, "row token"] | None:
+        """The tokens that are asked about in each row; any token where there is none."""
+        if self.tokens is None:
+            return None
+        return self.tokens[place % self.tables.entropy.shape[1]].clamp(min=0).to(device)
+
+    def _write(self, stats: RowStats, place: Int[Tensor, " row"]) -> None:
+        tables = self.tables
         tables.top_ids.flatten(0, 1)[place] = stats.top_ids.to("cpu", torch.int32)
         tables.top_probs.flatten(0, 1)[place] = stats.top_probs.cpu()
         tables.entropy.view(-1)[place] = stats.entropy.cpu()
         tables.log_normalizer.view(-1)[place] = stats.log_normalizer.cpu()
-        if tokens is not None and stats.token_log_probs is not None and stats.token_ranks is not None:
-            nobody = tokens < 0
+        if self.tokens is not None and stats.token_log_probs is not None and stats.token_ranks is not None:
+            nobody = self.tokens[place % tables.entropy.shape[1]] < 0
             log_probs = stats.token_log_probs.cpu().masked_fill(nobody, torch.nan)
             nobody = log_probs.isnan()  # nor is there a rank among logits that are not finite
             tables.token_log_probs.flatten(0, 1)[place] = log_probs
@@ -318,7 +345,7 @@ class Reader:
                 )
 
     def _check(self, last: Float[Tensor, "1 d_model"], own: Float[Tensor, "1 vocab"], batch: batching.Batch) -> None:
-        read = self._project(last)
+        read = self.tiles.logits(last, self.buffer) if self.tiles is not None else self._project(last)
         read = (self.tail.finish(read) if self.tail.finish is not None else read)[..., : own.shape[-1]].float().cpu()
         theirs = own.float().cpu()
         finite = theirs.isfinite() & read.isfinite()

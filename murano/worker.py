@@ -36,9 +36,9 @@ class Readable:
     def __init__(self, engine_model: EngineModel, vocab_size: int) -> None:
         self.tail, self.n_layers, self.vocab_size = engine_model.tail, engine_model.n_layers, vocab_size
 
-    def product(self, rows: int, name: str) -> Choice:
+    def product(self, rows: int, name: str, width: int) -> Choice:
         """The engine multiplies by itself."""
-        return Choice("engine", torch_product, {}, {})
+        return Choice("engine", torch_product(torch.empty(0, 0)), {}, {})
 
 
 class LensWorker:

@@ -152,7 +152,7 @@ class Pass:
         from murano.steps import LoadPrompts, LogitLens
 
         lens = LogitLens(
-            model, self.addresses(points, model.config_layers), self.positions, top_k=1, apart=True, product="torch"
+            model, self.addresses(points, model.config_layers), self.positions, top_k=1, apart=True, product="tiles"
         )
         return Pipeline([LoadPrompts(self.prompts(model.tokenizer)), lens])
 

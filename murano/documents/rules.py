@@ -391,5 +391,5 @@ def _is_prompt(value: Any, index: int) -> None:
 
 
 def _is_answer(value: Any, index: int) -> None:
-    if not as_answers(value, "answers", index):
+    if not as_answers(value, f"answers[{index}]"):
         raise InputError(f"row {index} has no answer")

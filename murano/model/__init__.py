@@ -125,7 +125,7 @@ class MuranoModel:
             tokenizer = as_tokenizer(tokenizer, trust_remote_code)
         self._source: Source | None = None
         self._held: nn.Module | None = None
-        self._products: dict[tuple[int, str], Choice] = {}
+        self._products: dict[tuple[Any, ...], Choice] = {}
         # nnterp and nnsight wrap a module; what is read is the module itself.
         module = source if isinstance(source, nn.Module) else getattr(source, "_model", None)
         if isinstance(module, nn.Module):
@@ -262,19 +262,25 @@ class MuranoModel:
         """
         return self._proved[1]
 
-    def product(self, rows: int, name: str = "auto") -> Choice:
+    def product(self, rows: int, name: str = "auto", width: int | None = None) -> Choice:
         """The matrix product for reading many rows: the fastest that is as accurate as torch's, timed once.
 
         Args:
             rows: how many rows a chunk has.
-            name: ``"auto"``, ``"torch"``, ``"onednn"`` or ``"numpy"``.
+            name: ``"auto"``, ``"torch"``, ``"tiles"``, ``"onednn"`` or ``"numpy"``.
+            width: how many tokens, where a tile of the vocabulary is read at a time; all without it.
         """
-        if self.tail.weight is None:
-            name = "torch"
-        if (rows, name) not in self._products:
-            weight = self.tail.weight
-            self._products[rows, name] = choose(weight if weight is not None else torch.empty(0, 0), rows, name)
-        return self._products[rows, name]
+        weight, bias = self.tail.weight, self.tail.bias
+        if weight is None:
+            weight, name = torch.empty(0, 0), "torch"
+        # A product keeps the weight that it was made for, in an order of its own perhaps.
+        parameters = [p for p in (weight, bias) if p is not None]
+        now = tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters)
+        self._products = {key: choice for key, choice in self._products.items() if key[0] == now}
+        key = (now, rows, width, name)
+        if key not in self._products:
+            self._products[key] = choose(weight, bias, rows, width or len(weight), name)
+        return self._products[key]
 
     @property
     def n_layers(self) -> int:

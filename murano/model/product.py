@@ -1,4 +1,4 @@
-"""The matrix product of rows and unembedding: nearly all the time that a lens takes.
+"""The matrix product of rows and unembedding, whole or a tile of the vocabulary at a time: nearly all the time that a lens takes.
 
 The same float32 product runs at very different speeds through different libraries, and which is fastest differs from processor to
 processor. Those that are at hand and as accurate as torch's are timed once on the real weight, together with the reduction that follows
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,14 +19,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from murano.errors import InputError, nearest
-from murano.readout.reduce import reduce_rows, slice_rows
+from murano.readout.reduce import Reduction, slice_rows
 
 logger = logging.getLogger(__name__)
 
-Product = Callable[[Float[Tensor, "row d"], Float[Tensor, "vocab d"], Float[Tensor, "row vocab"]], None]
+#: Writes the logits of the tokens from one on, as many as there is room for: ``product(rows, first, out)``.
+Product = Callable[[Float[Tensor, "row d"], int, Float[Tensor, "row token"]], None]
 
 #: What ``product=`` may be.
-NAMES = ("auto", "torch", "onednn", "numpy")
+NAMES = ("auto", "torch", "tiles", "onednn", "numpy")
 #: How much faster than torch's another product must be before it is worth leaving torch's: on a busy machine less than this is noise, and
 #: where it pays (AMD's processors) it is twice as fast.
 GAIN = 1.25
@@ -34,28 +35,44 @@ GAIN = 1.25
 MAX_PACKED_BYTES = 256 << 20
 
 
-def torch_product(
-    rows: Float[Tensor, "row d"], weight: Float[Tensor, "vocab d"], out: Float[Tensor, "row vocab"]
-) -> None:
-    """The product as torch itself does it: at equal shapes the model's own numbers to the bit."""
-    torch.mm(rows, weight.T, out=out)
+def torch_product(weight: Float[Tensor, "vocab d"], bias: Float[Tensor, " vocab"] | None = None) -> Product:
+    """The product as torch's ``linear`` does it: of whole rows, and at equal shapes, the model's own numbers to the bit."""
+
+    def product(rows: Tensor, first: int, out: Tensor) -> None:
+        tile = slice(first, first + out.shape[1])
+        if bias is None:
+            torch.mm(rows, weight[tile].T, out=out)
+        else:
+            torch.addmm(bias[tile], rows, weight[tile].T, out=out)
+
+    return product
 
 
-def numpy_product(
-    rows: Float[Tensor, "row d"], weight: Float[Tensor, "vocab d"], out: Float[Tensor, "row vocab"]
-) -> None:
+def numpy_product(weight: Float[Tensor, "vocab d"], bias: Float[Tensor, " vocab"] | None = None) -> Product:
     """The product through numpy's BLAS, on the same memory."""
     import numpy
 
-    numpy.matmul(rows.contiguous().numpy(), weight.numpy().T, out=out.numpy())
+    def product(rows: Tensor, first: int, out: Tensor) -> None:
+        tile = slice(first, first + out.shape[1])
+        numpy.matmul(rows.contiguous().numpy(), weight[tile].numpy().T, out=out.numpy())
+        if bias is not None:
+            out.add_(bias[tile])
+
+    return product
 
 
-def onednn_product(weight: Float[Tensor, "vocab d"], rows: int) -> Product:
+def onednn_product(
+    weight: Float[Tensor, "vocab d"], bias: Float[Tensor, " vocab"] | None = None, *, rows: int
+) -> Product:
     """The product through oneDNN, on a copy of the weight in the order it likes best for chunks of ``rows``."""
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+    packed: dict[tuple[int, int], Tensor] = {}
 
-    def product(hidden: Tensor, _weight: Tensor, out: Tensor) -> None:
-        out.copy_(torch.ops.mkldnn._linear_pointwise(hidden, packed, None, "none", [], ""))
+    def product(hidden: Tensor, first: int, out: Tensor) -> None:
+        key, tile = (first, out.shape[1]), slice(first, first + out.shape[1])
+        if key not in packed:  # tile by tile, so that what is only timed is not copied whole
+            packed[key] = torch.ops.mkldnn._reorder_linear_weight(weight[tile], rows)
+        of_tile = bias[tile] if bias is not None else None
+        out.copy_(torch.ops.mkldnn._linear_pointwise(hidden, packed[key], of_tile, "none", [], ""))
 
     return product
 
@@ -65,7 +82,7 @@ class Choice:
     """Which product is used, and why.
 
     Args:
-        name: ``"torch"``, ``"onednn"`` or ``"numpy"``.
+        name: ``"torch"``, ``"tiles"`` (torch's, a tile of the vocabulary at a time), ``"onednn"`` or ``"numpy"``.
         product: the product itself.
         gflops: what each candidate reached on the real weight, in 1e9 operations of the product a second, the reduction's time
             included; empty where nothing was timed.
@@ -78,12 +95,14 @@ class Choice:
     errors: dict[str, float]
 
 
-def choose(weight: Tensor, rows: int, product: str = "auto") -> Choice:
-    """Choose the product for chunks of ``rows`` rows.
+def choose(weight: Tensor, bias: Tensor | None, rows: int, width: int, product: str = "auto") -> Choice:
+    """Choose the product for chunks of ``rows`` rows and ``width`` tokens.
 
     Args:
         weight: the unembedding, ``[vocab, d]``.
+        bias: its bias, ``[vocab]``.
         rows: how many rows a chunk has.
+        width: how many tokens; all of them, or a tile of the vocabulary.
         product: ``"auto"`` for the fastest that is as accurate as torch's, or the name of one.
 
     Raises:
@@ -93,55 +112,68 @@ def choose(weight: Tensor, rows: int, product: str = "auto") -> Choice:
         raise InputError(
             f"product={product!r} is unknown.{nearest(product, NAMES)} Use one of {', '.join(map(repr, NAMES))}."
         )
-    if product == "torch":
-        return Choice("torch", torch_product, {}, {})
-    plain = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.is_contiguous()
-    candidates = dict(_candidates(weight.detach(), rows)) if plain else {}
+    weight, bias = weight.detach(), bias.detach() if bias is not None else None
+    base = "tiles" if width < len(weight) else "torch"
+    if product in ("torch", "tiles"):
+        return Choice(base, torch_product(weight, bias), {}, {})
+    candidates = {base: torch_product(weight, bias)}
+    if weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.is_contiguous():
+        candidates |= _others(weight, bias, rows)
     if product != "auto":
         if product not in candidates:
             raise InputError(
                 f"product={product!r} can't be had for this unembedding ({weight.dtype}, {weight.device}). Use 'torch'."
             )
         return Choice(product, candidates[product], {}, {})
+    if len(candidates) == 1:
+        return Choice(base, candidates[base], {}, {})
     with torch.no_grad():
-        return _fastest({"torch": torch_product, **candidates}, weight.detach(), rows)
+        return _fastest(candidates, weight, bias, rows, width)
 
 
-def _candidates(weight: Tensor, rows: int) -> Iterator[tuple[str, Product]]:
+def _others(weight: Tensor, bias: Tensor | None, rows: int) -> dict[str, Product]:
+    """The products of other libraries that can be had for this weight."""
+    found = {"numpy": numpy_product(weight, bias)}
     if torch.backends.mkldnn.is_available() and weight.numel() * weight.element_size() <= MAX_PACKED_BYTES:
+        product = onednn_product(weight, bias, rows=rows)
         try:
-            yield "onednn", onednn_product(weight, rows)
+            product(torch.zeros(rows, weight.shape[1]), 0, torch.empty(rows, 1))
+            found["onednn"] = product
         except (RuntimeError, AttributeError) as error:  # another build of torch may lack these operators
             logger.debug("oneDNN's product can't be had: %s", error)
-    yield "numpy", numpy_product
+    return found
 
 
-def _fastest(candidates: dict[str, Product], weight: Tensor, rows: int) -> Choice:
-    if len(candidates) == 1:
-        return Choice("torch", torch_product, {}, {})
+def _fastest(candidates: dict[str, Product], weight: Tensor, bias: Tensor | None, rows: int, width: int) -> Choice:
+    """The fastest of those that are accurate; the first is the one that all are measured against."""
+    base = next(iter(candidates))
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(rows, weight.shape[1], generator=generator)
-    out = torch.empty(rows, weight.shape[0])
-    scratch = torch.empty(slice_rows(rows, weight.shape[0]), weight.shape[0])
-    exact = hidden[:16].double() @ weight[:4096].double().T
+    out, scratch = torch.empty(rows, width), torch.empty(slice_rows(rows, width), width)
+    exact = hidden[:16].double() @ weight[:4096].double().T + (bias[:4096].double() if bias is not None else 0.0)
     errors: dict[str, float] = {}
     seconds: dict[str, list[float]] = {}
+
+    def run(product: Product) -> float:
+        started = time.perf_counter()
+        product(hidden, 0, out)
+        Reduction(1, None, scratch).add(out)
+        return time.perf_counter() - started
+
     for name, product in list(candidates.items()):
-        product(hidden, weight, out)  # also the warm-up
-        errors[name] = float((out[:16, :4096].double() - exact).abs().max())
-        if errors[name] > 3 * errors["torch"]:
+        run(product)  # the warm-up
+        product(hidden, 0, out)
+        errors[name] = float((out[:16, :4096].double() - exact[:, :width]).abs().max())
+        if errors[name] > 3 * errors[base]:
             del candidates[name]
     for _ in range(2):  # in turn, so that a machine that slows down slows all of them
         for name, product in candidates.items():
-            for warm in (False, True, True):  # cold, it would pay for the threads that the one before it left spinning
-                started = time.perf_counter()
-                product(hidden, weight, out)
-                reduce_rows(out, 1, None, scratch)
-                if warm:
-                    seconds.setdefault(name, []).append(time.perf_counter() - started)
+            if name not in seconds or min(seconds[name]) <= min(seconds[base]):
+                run(product)  # cold, it would pay for the threads that the one before it left spinning
+                seconds.setdefault(name, []).extend([run(product), run(product)])
     median = {name: statistics.median(times) for name, times in seconds.items()}
-    best = min(median, key=lambda name: median[name] * (1 if name == "torch" else GAIN))
-    operations = 2 * rows * weight.numel() / 1e9
+    best = min(median, key=lambda name: median[name] * (1 if name == base else GAIN))
+    operations = 2 * rows * width * weight.shape[1] / 1e9
     choice = Choice(best, candidates[best], {name: operations / s for name, s in median.items()}, errors)
     logger.info("Product for the unembedding: %s (GFLOP/s: %s)", best, {n: round(g) for n, g in choice.gflops.items()})
     return choice

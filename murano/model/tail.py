@@ -57,6 +57,13 @@ class Arithmetic:
         out: Tensor = self.function(*args, **self.kwargs)
         return out
 
+    @property
+    def is_scalar(self) -> bool:
+        """Whether it does the same to every number, whatever token it belongs to."""
+        others = [v for v in (*self.args, *self.kwargs.values()) if isinstance(v, Tensor)]
+        narrows = self.function is torch.ops.aten.slice.Tensor
+        return not narrows and all(other.numel() == 1 for other in others)
+
     def __str__(self) -> str:
         name = self.function._schema.name.rpartition("::")[2]
         values = [a.flatten()[0].item() if isinstance(a, Tensor) and a.numel() == 1 else a for a in self.args]
@@ -116,17 +123,58 @@ class ShortPath:
         head = self.steps[self.head]
         return head.module.weight if isinstance(head, ModuleCall) and type(head.module) is nn.Linear else None
 
+    @property
+    def bias(self) -> Float[Tensor, " vocab"] | None:
+        """What that Linear adds to each token's logit."""
+        head = self.steps[self.head]
+        return head.module.bias if isinstance(head, ModuleCall) and type(head.module) is nn.Linear else None
+
+    @property
+    def tiles(self) -> Float[Tensor, "vocab d"] | None:
+        """:attr:`weight`, where the logits of some tokens can be had without the others'."""
+        weight = self.weight
+        if weight is None or weight.device.type != "cpu":
+            return None
+        after = self.steps[self.head + 1 :]
+        return weight if all(isinstance(step, Arithmetic) and step.is_scalar for step in after) else None
+
     def project(
-        self, rows: Float[Tensor, "row d_model"], out: Float[Tensor, "row vocab"], product: Product = torch_product
+        self, rows: Float[Tensor, "row d_model"], out: Float[Tensor, "row vocab"], product: Product | None = None
     ) -> Float[Tensor, "row vocab"]:
-        """Logits of rows before :attr:`finish`, written into ``out`` where the head allows it."""
+        """Logits of rows before :attr:`finish`, written into ``out`` where the head allows it.
+
+        Args:
+            rows: the stream.
+            out: room for them.
+            product: how the unembedding is multiplied; as torch does it without one.
+        """
         hidden = self.before_head(rows.unsqueeze(0)).squeeze(0)
-        head, weight = self.steps[self.head], self.weight
-        if weight is None or not (weight.dtype == hidden.dtype == out.dtype):
-            return head(hidden.unsqueeze(0)).squeeze(0)
-        product(hidden.to(weight.device), weight, out)
-        bias = getattr(head.module, "bias", None) if isinstance(head, ModuleCall) else None
-        return out.add_(bias) if isinstance(bias, Tensor) else out
+        if not self.multiplies(hidden, out):
+            return self.steps[self.head](hidden.unsqueeze(0)).squeeze(0)
+        return self.unembed(hidden, 0, out, product)
+
+    def multiplies(self, hidden: Float[Tensor, "row d"], out: Tensor) -> bool:
+        """Whether the head is a plain product of these rows, with nothing to cast."""
+        return self.weight is not None and self.weight.dtype == hidden.dtype == out.dtype
+
+    def unembed(
+        self,
+        hidden: Float[Tensor, "row d"],
+        first: int,
+        out: Float[Tensor, "row token"],
+        product: Product | None = None,
+    ) -> Float[Tensor, "row token"]:
+        """Logits of the tokens from ``first`` on, as many as ``out`` has room for."""
+        weight = self.weight
+        assert weight is not None
+        (product or torch_product(weight, self.bias))(hidden.to(weight.device), first, out)
+        return out
+
+    def unembed_tokens(self, hidden: Float[Tensor, "row d"], ids: Int[Tensor, " token"]) -> Float[Tensor, "row token"]:
+        """Logits of some tokens, by torch's own product."""
+        weight, bias = self.weight, self.bias
+        assert weight is not None
+        return nn.functional.linear(hidden.to(weight.device), weight[ids], bias[ids] if bias is not None else None)
 
     def describe(self) -> str:
         """The steps in words."""
@@ -176,7 +224,7 @@ class Replay:
         return logits
 
     finish = None
-    weight = None
+    weight = bias = tiles = None
 
     def buffer(self, rows: int, vocab: int) -> Tensor:
         """Room for the logits of that many rows; only its size matters here."""
@@ -184,7 +232,7 @@ class Replay:
         return torch.empty(rows, vocab, dtype=parameter.dtype, device=parameter.device)
 
     def project(
-        self, rows: Float[Tensor, "row d_model"], out: Float[Tensor, "row vocab"], product: Product = torch_product
+        self, rows: Float[Tensor, "row d_model"], out: Float[Tensor, "row vocab"], product: Product | None = None
     ) -> Float[Tensor, "row vocab"]:
         """Logits of rows; the model's own forward makes them, so ``out`` and ``product`` are not used."""
         return self(rows.unsqueeze(1)).squeeze(1)

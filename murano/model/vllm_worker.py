@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from murano.address import Address
 from murano.errors import UnsupportedModelError
-from murano.model.product import Product, torch_product
+from murano.model.product import Product
 from murano.model.proof import difference, rounding
 
 #: Requests whose rows are read are called this and a number.
@@ -87,7 +87,7 @@ class EngineTail:
 
     name = "short"
     finish = None
-    weight = None
+    weight = bias = tiles = None
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class EngineTail:
         return self.compute_logits(self.hidden(rows))
 
     def project(
-        self, rows: Float[Tensor, "row d_model"], out: Tensor, product: Product = torch_product
+        self, rows: Float[Tensor, "row d_model"], out: Tensor, product: Product | None = None
     ) -> Float[Tensor, "row vocab"]:
         """Logits of rows; where they are gathered elsewhere, something to go on with."""
         logits = self(rows)

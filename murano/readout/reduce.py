@@ -1,4 +1,9 @@
-"""Rows of logits, reduced to the few numbers asked for while they are still in the processor's cache."""
+"""Rows of logits, reduced to the few numbers asked for while they are still in the processor's cache.
+
+A row comes whole, or a tile of the vocabulary at a time. Of each tile are kept its largest logit ``m``, ``s = sum exp(l - m)``,
+``d = sum (l - m) exp(l - m)`` and the candidates for the top k; tiles are put together in the end, as online softmax does it (Milakov and
+Gimelshein 2018, "Online normalizer calculation for softmax").
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from murano.readout.search import Candidates
+from murano.readout.search import Candidates, best_of
 from murano.readout.stats import js_of, kl_of
 
 #: Rows that are reduced together on a CPU: few enough for a slice of logits and one of exponentials to stay in cache.
 CPU_SLICE_BYTES = 3 << 19
+#: Pieces whose candidates are kept apart; more are searched in between.
+MOST_PIECES = 16
+#: The lowest number that is not -inf.
+LOWEST = torch.finfo(torch.float32).min
 _DIVERGENCES = {"kl": kl_of, "js": js_of}
 
 
@@ -41,6 +50,117 @@ class RowStats:
     divergences: Mapping[str, Float[Tensor, " row"]] = field(default_factory=dict)
 
 
+class Reduction:
+    """What is kept of rows of logits that come a tile of the vocabulary at a time.
+
+    With ``m``, ``s`` and ``d`` of the whole row, the log-normaliser is ``m + log s`` and the entropy ``log s - d / s`` (Shannon's
+    ``-sum p log p``, with ``p = exp(l - m) / s``). All is float32 whatever the logits are.
+
+    Args:
+        top_k: how many tokens to keep.
+        finish: arithmetic still to be done on logits (a soft-cap, say), slice by slice.
+        scratch: room for the exponentials of one slice, reused from call to call.
+        tokens: ids whose log-probability and rank are wanted in each row.
+        token_logits: their logits, where tiles come before the one that they are in; to the bit what that tile will hold, or the row
+            is not :meth:`sure`.
+    """
+
+    def __init__(
+        self,
+        top_k: int,
+        finish: Callable[[Tensor], Tensor] | None = None,
+        scratch: Tensor | None = None,
+        tokens: Int[Tensor, "row token"] | None = None,
+        token_logits: Float[Tensor, "row token"] | None = None,
+    ) -> None:
+        self.top_k, self.finish, self.scratch = top_k, finish, scratch
+        self.tokens, self.token_logits = tokens, token_logits
+        self._found: list[tuple[int, Candidates]] = []
+        self._sums: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._seen = torch.full_like(token_logits, torch.nan) if token_logits is not None else None
+        self._ranks: Tensor | int = 0
+
+    def add(
+        self,
+        logits: Float[Tensor, "row width"],
+        first: int = 0,
+        reference: Float[Tensor, "cell vocab"] | None = None,
+        diverged: Mapping[str, list[Tensor]] | None = None,
+    ) -> None:
+        """Take the logits of some tokens, or of all.
+
+        Args:
+            logits: the rows; float32 rows are overwritten.
+            first: the first token.
+            reference: log-probabilities that whole rows diverge from; the rows take turns with them.
+            diverged: where the divergences of each slice go, by name.
+        """
+        n, width = logits.shape
+        step = n if logits.is_cuda else slice_rows(n, width)
+        if self.scratch is not None:
+            step = max(1, min(step, self.scratch.numel() // width))
+        found, peaks, totals, weighted, asked, ranks = [], [], [], [], [], []
+        for start in range(0, n, step):
+            x = logits[start : start + step]
+            if self.finish is not None:
+                x = self.finish(x)
+            x = x.float()
+            if self.tokens is not None:
+                local = self.tokens[start : start + step] - first
+                here = x.gather(1, local.clamp(0, x.shape[1] - 1))
+                than = here if self.token_logits is None else self.token_logits[start : start + step]
+                asked.append(here.masked_fill((local < 0) | (local >= x.shape[1]), torch.nan))
+                ranks.append(torch.stack([_larger(x, column, self.scratch) for column in than.split(1, dim=1)], dim=1))
+            candidates, peak = Candidates.among(x, self.top_k)
+            peak = peak.clamp_min(LOWEST)  # tokens that are all masked have no weight
+            total, weight = _sums(x.sub_(peak), self.scratch)
+            found.append(candidates)
+            peaks.append(peak)
+            totals.append(total)
+            weighted.append(weight)
+            if reference is not None and diverged is not None:
+                x.sub_(total.log().unsqueeze(-1))
+                turn = torch.arange(start, start + len(x), device=x.device) % len(reference)
+                for name, parts in diverged.items():
+                    parts.append(_DIVERGENCES[name](x, reference[turn]))
+        if len(self._found) == MOST_PIECES:
+            self._found = [(0, Candidates(*best_of(self._found, self.top_k)))]
+        self._found.append((first, Candidates.cat(found)))
+        self._sums.append((torch.cat(peaks).squeeze(-1), torch.cat(totals), torch.cat(weighted)))
+        if self.tokens is not None:
+            seen = torch.cat(asked)
+            self._seen = seen if self._seen is None else torch.where(seen.isnan(), self._seen, seen)
+            self._ranks = self._ranks + torch.cat(ranks)
+
+    def sure(self) -> Bool[Tensor, " row"]:
+        """The rows whose ranks can be relied on: in which the tokens' logits came as they were foreseen, to the bit."""
+        if self._seen is None or self.token_logits is None:
+            return torch.ones(len(self._sums[0][0]), dtype=torch.bool)
+        return (self._seen == self.token_logits).all(dim=1)
+
+    def stats(self, diverged: Mapping[str, list[Tensor]] | None = None) -> RowStats:
+        """What was asked for, of whole rows."""
+        values, ids = best_of(self._found, self.top_k)
+        peaks, totals, weighted = (torch.stack(parts, dim=1) for parts in zip(*self._sums, strict=True))
+        peak = peaks.amax(dim=1, keepdim=True)
+        lower = peaks - peak
+        share = lower.exp()
+        total = (share * totals).sum(dim=1)
+        # A share of 0 is of a tile too low to matter, however low.
+        weight = (share * (weighted + torch.where(share == 0, 0.0, lower) * totals)).sum(dim=1)
+        log_total = total.log()
+        log_probs = self._seen - peak - log_total.unsqueeze(-1) if self._seen is not None else None
+        return RowStats(
+            top_ids=ids,
+            top_probs=(values - peak - log_total.unsqueeze(-1)).exp(),
+            entropy=log_total - weight / total,
+            log_normalizer=peak.squeeze(-1) + log_total,
+            token_log_probs=log_probs,
+            token_ranks=self._ranks if isinstance(self._ranks, Tensor) else None,
+            divergences={name: torch.cat(parts) for name, parts in (diverged or {}).items()},
+        )
+
+
 def reduce_rows(
     logits: Float[Tensor, "row vocab"],
     top_k: int,
@@ -51,10 +171,7 @@ def reduce_rows(
     reference: Float[Tensor, "cell vocab"] | None = None,
     divergences: Sequence[str] = (),
 ) -> RowStats:
-    """Top-k, log-normaliser and entropy of each row, in float32 whatever the logits are; and what else is asked for.
-
-    With ``m`` the largest logit, ``s = sum exp(l - m)`` and ``d = sum (l - m) exp(l - m)``, the log-normaliser is ``m + log s`` and the
-    entropy ``log s - d / s`` (Shannon's ``-sum p log p``, with ``p = exp(l - m) / s``).
+    """Top-k, log-normaliser and entropy of whole rows, and what else is asked for; see :class:`Reduction`.
 
     Args:
         logits: the rows; float32 rows are overwritten.
@@ -65,51 +182,20 @@ def reduce_rows(
         reference: log-probabilities that rows diverge from; the rows take turns with them: row ``i`` with ``i % cell``.
         divergences: ``"kl"``, ``"js"``.
     """
-    n, vocab = logits.shape
-    step = n if logits.is_cuda else slice_rows(n, vocab)
-    candidates, peaks, totals, weighted, asked, ranks = [], [], [], [], [], []
+    reduction = Reduction(top_k, finish, scratch, tokens)
     diverged: dict[str, list[Tensor]] = {name: [] for name in divergences}
-    for start in range(0, n, step):
-        x = logits[start : start + step]
-        if finish is not None:
-            x = finish(x)
-        x = x.float()
-        if tokens is not None:
-            of_tokens = x.gather(1, tokens[start : start + step])
-            asked.append(of_tokens)
-            ranks.append(torch.stack([_larger(x, column, scratch) for column in of_tokens.split(1, dim=1)], dim=1))
-        found, peak = Candidates.among(x, top_k)
-        total, weight = _sums(x.sub_(peak), scratch)
-        candidates.append(found)
-        peaks.append(peak)
-        totals.append(total)
-        weighted.append(weight)
-        if reference is not None:
-            x.sub_(total.log().unsqueeze(-1))
-            turn = torch.arange(start, start + len(x), device=x.device) % len(reference)
-            for name, parts in diverged.items():
-                parts.append(_DIVERGENCES[name](x, reference[turn]))
-    # What needs many small operations is done once for all slices.
-    values, ids = Candidates.cat(candidates).best(top_k)
-    peak, total = torch.cat(peaks), torch.cat(totals)
-    log_total = total.log()
-    log_normalizer = peak.squeeze(-1) + log_total
-    return RowStats(
-        top_ids=ids,
-        top_probs=(values - peak - log_total.unsqueeze(-1)).exp(),
-        entropy=log_total - torch.cat(weighted) / total,
-        log_normalizer=log_normalizer,
-        token_log_probs=torch.cat(asked) - peak - log_total.unsqueeze(-1) if tokens is not None else None,
-        token_ranks=torch.cat(ranks) if tokens is not None else None,
-        divergences={name: torch.cat(parts) for name, parts in diverged.items()},
-    )
+    reduction.add(logits, 0, reference, diverged)
+    return reduction.stats(diverged)
 
 
 def _larger(x: Float[Tensor, "row vocab"], than: Float[Tensor, "row 1"], scratch: Tensor | None) -> Int[Tensor, " row"]:
     """How many numbers of each row are larger."""
     # Counted in float32, exact up to 16 million: adding up booleans takes four times as long.
-    flags = scratch[: x.shape[0], : x.shape[1]] if scratch is not None else torch.empty_like(x)
-    return torch.gt(x, than, out=flags).sum(dim=-1).long()
+    return torch.gt(x, than, out=_room(scratch, x)).sum(dim=-1).long()
+
+
+def _room(scratch: Tensor | None, like: Tensor) -> Tensor:
+    return torch.empty_like(like) if scratch is None else scratch.view(-1)[: like.numel()].view(like.shape)
 
 
 def slice_rows(rows: int, vocab: int) -> int:
@@ -119,7 +205,7 @@ def slice_rows(rows: int, vocab: int) -> int:
 
 def _sums(x: Float[Tensor, "row vocab"], scratch: Tensor | None) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"]]:
     """``sum exp(x)`` and ``sum x exp(x)``."""
-    exponentials = torch.exp(x, out=scratch[: x.shape[0], : x.shape[1]]) if scratch is not None else x.exp()
+    exponentials = torch.exp(x, out=_room(scratch, x))
     total = exponentials.sum(dim=-1)
     weighted = exponentials.mul_(x).sum(dim=-1)
     if not math.isfinite(weighted.sum().item()):

@@ -1,0 +1,127 @@
+"""Many rows, a tile of the vocabulary at a time: product and reduction together.
+
+The unembedding is fetched from memory once for a thousand rows instead of once for as many as have room for all their logits, and what
+the product writes is reduced while it is in cache. That more than pays for the reduction.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from murano.model.product import Product
+from murano.model.tail import ShortPath
+from murano.readout.reduce import Reduction, RowStats, slice_rows
+from murano.readout.search import FEWEST_GROUPS, GROUP
+
+#: Tokens in a tile, unless the search for the top k needs more, and the most rows that are read together.
+WIDTH, MOST_ROWS = 4096, 1024
+#: Fewer rows are read whole.
+FEWEST_ROWS = 256
+#: Rows and columns that a product takes together.
+PANEL = 64
+#: Tokens asked about, as a share of the vocabulary, from which on rows are read whole.
+MOST_TOKENS = 1 / 8
+
+
+def whole_panels(n: int) -> int:
+    """``n``, less what fills no panel: products run best on whole ones."""
+    return n - n % PANEL if n > PANEL else n
+
+
+def plan(row: Float[Tensor, "1 vocab"], top_k: int, max_bytes: int) -> tuple[int, int] | None:
+    """How many rows and tokens are read together; ``None`` where whole rows are as good.
+
+    Args:
+        row: room for one row of logits.
+        top_k: how many tokens are kept of each row.
+        max_bytes: room for logits.
+    """
+    vocab = row.shape[1]
+    tiles = vocab // max(WIDTH, FEWEST_GROUPS * GROUP * top_k)
+    if tiles < 2:
+        return None
+    width = -(-vocab // (tiles * PANEL)) * PANEL
+    rows = whole_panels(min(MOST_ROWS, max_bytes // (width * row.element_size())))
+    return (rows, width) if rows >= FEWEST_ROWS else None
+
+
+class Tiles:
+    """Reads rows a tile of the vocabulary at a time.
+
+    Args:
+        tail: one whose logits can be had a few tokens at a time.
+        product: how the unembedding is multiplied.
+        rows: the most rows that are read together.
+        width: tokens in a tile.
+    """
+
+    def __init__(self, tail: ShortPath, product: Product, rows: int, width: int) -> None:
+        self.tail, self.product, self.rows, self.width = tail, product, rows, width
+        self._room: Tensor | None = None
+        self._scratch: Tensor | None = None
+
+    def read(
+        self, rows: Float[Tensor, "row d_model"], top_k: int, tokens: Int[Tensor, "row token"] | None
+    ) -> tuple[RowStats, Bool[Tensor, " row"]] | None:
+        """What is kept of each row, and whether it can be relied on: where not, the row has to be read whole.
+
+        Args:
+            rows: the stream.
+            top_k: how many tokens to keep.
+            tokens: ids whose log-probability and rank are wanted.
+
+        Returns:
+            ``None`` if none of these rows can be read so.
+        """
+        weight = self.tail.tiles
+        hidden = self.tail.before_head(rows.unsqueeze(0)).squeeze(0)
+        if weight is None or not self.tail.multiplies(hidden, weight):
+            return None
+        if tokens is not None and len(different := tokens.unique()) > MOST_TOKENS * len(weight):
+            return None
+        hidden = hidden.to(weight.device)
+        if self._room is None or self._scratch is None:
+            self._room = weight.new_empty(self.rows * self.width)
+            self._scratch = torch.empty(slice_rows(self.rows, self.width), self.width)
+        foreseen = self._foresee(hidden, different, tokens) if tokens is not None else None
+        reduction = Reduction(top_k, self.tail.finish, self._scratch, tokens, foreseen)
+        for first, width in self._tiles(len(weight)):
+            out = self._room[: len(hidden) * width].view(len(hidden), width)
+            reduction.add(self.tail.unembed(hidden, first, out, self.product), first)
+        return reduction.stats(), reduction.sure()
+
+    def logits(self, rows: Float[Tensor, "row d_model"], like: Tensor) -> Float[Tensor, "row vocab"]:
+        """All logits of a few rows, before :attr:`~murano.model.tail.ShortPath.finish`, by the same product.
+
+        Args:
+            rows: the stream.
+            like: a row of logits.
+        """
+        out = like.new_empty(len(rows), like.shape[1])
+        hidden = self.tail.before_head(rows.unsqueeze(0)).squeeze(0)
+        if not self.tail.multiplies(hidden, out):
+            return self.tail.raw(rows)
+        for first, width in self._tiles(like.shape[1]):
+            tile = out.new_empty(len(rows), width)
+            out[:, first : first + width] = self.tail.unembed(hidden, first, tile, self.product)
+        return out
+
+    def _tiles(self, vocab: int) -> list[tuple[int, int]]:
+        """Where each tile begins, and how many tokens it has."""
+        return [(first, min(self.width, vocab - first)) for first in range(0, vocab, self.width)]
+
+    def _foresee(
+        self, hidden: Float[Tensor, "row d"], different: Int[Tensor, " id"], tokens: Int[Tensor, "row token"]
+    ) -> Float[Tensor, "row token"]:
+        """The logits of tokens before their tiles come, so that larger ones can be counted in all of them.
+
+        Products of whole panels mostly round alike, whichever tokens are in them; where not, :meth:`Reduction.sure` says so.
+        """
+        panels = -(-len(different) // PANEL) * PANEL
+        ids = different.repeat(-(-panels // len(different)))[:panels]
+        logits = self.tail.unembed_tokens(hidden, ids)
+        if self.tail.finish is not None:
+            logits = self.tail.finish(logits)
+        return logits.float().gather(1, torch.searchsorted(different, tokens))

@@ -1,0 +1,104 @@
+"""Which matrix product a lens uses: the fastest of those that are as accurate as torch's, and torch's own to the bit where it is pinned."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.reading import held, own_logits
+from torch import Tensor
+
+from murano.errors import InputError
+from murano.lens import logit_lens
+from murano.model import product
+from murano.model.product import choose, numpy_product, onednn_product, torch_product
+from murano.prompts import Prompt
+
+Make = Callable[..., product.Product]
+
+
+def weight_of(vocab: int = 300, d: int = 24) -> Tensor:
+    return torch.randn(vocab, d, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("make", [torch_product, numpy_product, lambda w, b: onednn_product(w, b, rows=7)])
+def test_products_of_tiles_are_the_product(make: Make, biased: bool) -> None:
+    weight, bias = weight_of(), torch.linspace(-3, 3, 300) if biased else None
+    rows = torch.randn(7, 24, generator=torch.Generator().manual_seed(1))
+    exact = rows.double() @ weight.double().T + (bias.double() if bias is not None else 0.0)
+    multiply = make(weight, bias)
+    for first, width in ((0, 300), (0, 64), (64, 64), (256, 44)):
+        for _ in range(2):  # what is packed once is used again
+            out = torch.full((7, width), torch.nan)
+            multiply(rows, first, out)
+            assert (out.double() - exact[:, first : first + width]).abs().max() < 1e-5
+
+
+def stand_ins(monkeypatch: pytest.MonkeyPatch, **libraries: tuple[float, float]) -> None:
+    """Libraries that take so many seconds for a product and are off by so much."""
+
+    def make(seconds: float, error: float) -> product.Product:
+        def multiply(rows: Tensor, first: int, out: Tensor) -> None:
+            torch_product(weight_of())(rows, first, out)
+            out.add_(error)
+            time.sleep(seconds)
+
+        return multiply
+
+    made = {name: make(*how) for name, how in libraries.items()}
+    own = made.pop("torch")
+    monkeypatch.setattr(product, "torch_product", lambda weight, bias=None: own)
+    monkeypatch.setattr(product, "_others", lambda weight, bias, rows: made)
+
+
+@pytest.mark.parametrize(
+    ("libraries", "best"),
+    [
+        ({"torch": (0.03, 0.0), "onednn": (0.003, 0.0), "numpy": (0.01, 0.0)}, "onednn"),
+        ({"torch": (0.03, 0.0), "onednn": (0.003, 0.1), "numpy": (0.01, 0.0)}, "numpy"),  # the fastest is not accurate
+        ({"torch": (0.03, 0.0), "onednn": (0.028, 0.0)}, "tiles"),  # too little to gain
+        ({"torch": (0.003, 0.0), "onednn": (0.03, 0.0), "numpy": (0.03, 0.0)}, "tiles"),
+    ],
+)
+def test_the_fastest_accurate_product_is_chosen(
+    libraries: dict[str, tuple[float, float]], best: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_ins(monkeypatch, **libraries)
+    chosen = choose(weight_of(), None, 64, 100)
+    assert chosen.name == best
+    accurate = {"tiles" if name == "torch" else name for name, (_, error) in libraries.items() if error == 0.0}
+    assert set(chosen.gflops) == accurate
+    assert set(chosen.errors) == {"tiles", *set(libraries) - {"torch"}}
+
+
+def test_a_product_that_can_not_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="product='onedn' is unknown. Did you mean 'onednn'"):
+        choose(weight_of(), None, 4, 300, "onedn")
+    with pytest.raises(
+        InputError, match="product='numpy' can't be had for this unembedding .torch.bfloat16, cpu.. Use 'torch'"
+    ):
+        choose(weight_of().bfloat16(), None, 4, 300, "numpy")
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", None)  # another build of torch lacks it
+
+    def lacking(*args: Any, **kwargs: Any) -> None:
+        raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute '_linear_pointwise'")
+
+    monkeypatch.setattr(product, "onednn_product", lambda *args, **kwargs: lacking)
+    assert set(choose(weight_of(), None, 64, 100).gflops) == {"tiles", "numpy"}
+    with pytest.raises(InputError, match="product='onednn' can't be had"):
+        choose(weight_of(), None, 4, 300, "onednn")
+    assert choose(weight_of().bfloat16(), None, 4, 300).name == "torch"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["llama", "gptj", "phi", "gemma2", "cohere"])  # with a bias, a soft-cap, a scale
+def test_torch_pinned_at_equal_shapes_is_the_model_to_the_bit(family: str, dtype: torch.dtype) -> None:
+    model = held(family, dtype)
+    ids = torch.randint(16, model.vocab_size, (1, 9), generator=torch.Generator().manual_seed(3))
+    lens = logit_lens(model, [Prompt(token_ids=tuple(ids[0].tolist()))], layers="last", keep="logits", product="torch")
+    assert lens.logits is not None
+    assert torch.equal(lens.logits[0], own_logits(model.hf_model, ids).float())
