@@ -187,4 +187,3 @@ CONTENDERS: dict[str, Contender] = {
 }
 if has_products():
     CONTENDERS["murano-torch"] = Contender("Murano, product='torch'", _murano(top_k=5, product="torch"))
-    CONTENDERS["murano-torch-top1"] = Contender("Murano, product='torch', top-1", _murano(top_k=1, product="torch"))

@@ -170,7 +170,8 @@ def table_of(data: dict[str, Any]) -> str:
         rows = [_table_row(row) for row in sorted(case["rows"].values(), key=lambda r: r["median"])]
         header = ["", "seconds", "min – max", "× bare product", "× plain forward", "peak MB", "kept MB"]
         text = f"{title}\n\n{common.markdown_table(header, rows)}\n\n"
-        text += f"Median of {case['rounds']} round{'s' if case['rounds'] > 1 else ''}."
+        counts = sorted({len(row["seconds"]) for row in case["rows"].values()})
+        text += f"Median of {' to '.join(map(str, counts))} round{'s' if counts[-1] > 1 else ''}."
         for name, error in case["failed"].items():
             text += f" Not measured: {name} ({' … '.join([error.splitlines()[0], *error.splitlines()[-1:]]):.200})."
         parts.append(text)
@@ -240,8 +241,15 @@ def chosen_product(model: Any) -> str:
 
 
 def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Results of several runs as one: a case that was measured twice is taken from the later run."""
-    cases = {(c["prompts"], c["tokens"], c["positions"]): c for part in parts for c in part["cases"]}
+    """Results of several runs as one: a row that was measured twice is taken from the later run, its ratios with it."""
+    cases: dict[tuple[int, int, str], dict[str, Any]] = {}
+    for part in parts:
+        for case in part["cases"]:
+            key = (case["prompts"], case["tokens"], case["positions"])
+            rows = {**cases.get(key, case)["rows"], **case["rows"]}
+            failed = {**cases.get(key, case)["failed"], **case["failed"]}
+            failed = {name: why for name, why in failed.items() if name not in rows}
+            cases[key] = {**case, "rows": rows, "failed": failed}
     alike = [{k: v for k, v in part["machine"].items() if k not in ("time", "commit")} for part in parts]
     if any(machine != alike[0] for machine in alike):
         raise SystemExit("These results are from different machines or versions.")

@@ -7,13 +7,14 @@ count as one: their probabilities are added, the best of their ranks is taken.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from murano.address import Address
 from murano.artifacts.logit_lens import LogitLensResult
 from murano.artifacts.metric_table import MetricTable
 from murano.errors import InputError, nearest
@@ -99,7 +100,7 @@ def prediction_depth(lens: LogitLensResult, of: str = "prediction", position: in
         InputError: the last layer was not read, or ``"target"`` and no prompt carries one.
     """
     _check_of(of, ("prediction", "target"))
-    order = _in_depth(lens, needs_last=True)
+    order = _in_depth(lens, "prediction_depth")
     if of == "target":
         ranks, left_out = _ranks(lens, "target", position)
         right = (ranks == 0)[:, order]
@@ -132,9 +133,7 @@ def commitment(lens: LogitLensResult, threshold: float = 0.5, position: int = -1
         InputError: no prompt carries a target, one layer only, or a threshold outside 0 to 1.
     """
     _check_share("threshold", threshold)
-    order = _in_depth(lens)
-    if len(order) < 2:
-        raise InputError("A rise needs two layers: read more of them, LogitLens(model, layers='all').")
+    order = _in_depth(lens, "commitment")
     log_probs, left_out = _log_probs(lens, "target", position)
     p = log_probs.exp()[:, order]
     layers = _layers(lens, order)
@@ -278,13 +277,43 @@ def _ranks(lens: LogitLensResult, of: str, position: int) -> tuple[Float[Tensor,
     return torch.where(best.isinf(), torch.nan, best).T, left_out
 
 
-def _in_depth(lens: LogitLensResult, *, needs_last: bool = False) -> list[int]:
+def check_layers(metric: str, addresses: Sequence[Address], n_layers: int) -> None:
+    """Refuse layers of which a metric can't be had.
+
+    Args:
+        metric: its name in :data:`METRICS`.
+        addresses: what is read.
+        n_layers: how many layers the model has.
+
+    Raises:
+        InputError: a depth without the last layer, or a rise over one layer.
+    """
+    if metric == "prediction_depth" and not any(_depth(a, n_layers) == n_layers - 1 for a in addresses):
+        raise InputError(
+            "The last layer is not read, so it is not known what the model predicts: LogitLens(model, layers='all')."
+        )
+    if metric == "commitment" and len(addresses) < 2:
+        raise InputError("A rise needs two layers: read more of them, LogitLens(model, layers='all').")
+
+
+def check_position(position: int, positions: Sequence[int]) -> None:
+    """Refuse a position that is not among those that are read, as far as that is known before prompts have lengths.
+
+    Raises:
+        InputError: naming those that are read.
+    """
+    if position not in positions and all((p < 0) == (position < 0) for p in positions):
+        read = ", ".join(map(str, positions))
+        raise InputError(
+            f"It looks at position {position}, and only {read} {'is' if len(positions) == 1 else 'are'} read: add it, "
+            f"LogitLens(model, positions={[*positions, position]}), or ask for position={positions[-1]}."
+        )
+
+
+def _in_depth(lens: LogitLensResult, metric: str) -> list[int]:
     """Indices on the layer axis, ordered by depth; what is read after the last block counts as that block."""
     n_layers = int(lens.model.get("n_layers", len(lens.addresses)))
-    if needs_last and not any(_depth(a, n_layers) == n_layers - 1 for a in lens.addresses):
-        raise InputError(
-            "The last layer was not read, so it is not known what the model predicts: LogitLens(model, layers='all')."
-        )
+    check_layers(metric, lens.addresses, n_layers)
     return sorted(range(len(lens.addresses)), key=lambda i: _depth(lens.addresses[i], n_layers))
 
 

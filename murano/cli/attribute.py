@@ -34,6 +34,8 @@ def add_to(commands: Any) -> None:
         "--foil", metavar="TEXT", action="append", help="what the target is compared with; once for each PROMPT"
     )
     add_model_arguments(parser)
+    for option in ("--backend", "--engine"):  # so that the error says why there is none
+        parser.add_argument(option, help=argparse.SUPPRESS)
     how = parser.add_argument_group("what to read")
     how.add_argument(
         "--by",
@@ -52,6 +54,11 @@ def run(args: argparse.Namespace) -> int:
     from murano.cli.outputs import figure_file, run_folder
     from murano.readout.request import check_attribution
 
+    if args.engine is not None or args.backend not in (None, "eager"):
+        raise InputError(
+            "murano attribute follows the logit back through the model's weights, which a vLLM engine keeps to itself: leave "
+            "--backend and --engine out."
+        )
     prompts = _prompts(args)
     check_attribution(args.by, "last", 1)
     if args.top_k < 1:

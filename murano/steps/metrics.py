@@ -32,12 +32,21 @@ class MetricStep(Step):
             self.writes = (Key(key, self.writes[0].type_path, written_by=type(self).__name__),)
 
     def check_ahead(self, results: Results, between: Sequence[Step]) -> None:
-        from murano.metrics import needs
+        from murano.metrics import check_layers, check_position, needs
+        from murano.readout.request import parse_layers, parse_positions
         from murano.steps.logit_lens import LogitLens
 
         lens = next((step for step in reversed(between) if keys.LOGIT_LENS in step.writes), None)
         # A lens that is there, or that another step makes, may have got its answers elsewhere.
-        if not isinstance(lens, LogitLens) or keys.PROMPTS not in results:
+        if not isinstance(lens, LogitLens):
+            return
+        n_layers = lens.model.config_layers
+        if n_layers is not None:
+            check_layers(self.metric, parse_layers(lens.layers, n_layers), n_layers)
+        positions = parse_positions(lens.positions)
+        if positions is not None:
+            check_position(self.options.get("position", -1), positions)
+        if keys.PROMPTS not in results:
             return
         if any(keys.PROMPTS in step.writes for step in between):
             return

@@ -241,6 +241,7 @@ def test_quiet(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["lens", "x", "--layers", "foo"], "'foo'"),
         (["lens", "x", "--backend", "vlm"], "Did you mean 'vllm'"),
         (["lens", "x", "--engine", '{"tensor_parallel_size": 2}'], "add --backend vllm"),
+        (["attribute", "x", "--target", "y", "--backend", "vllm"], "a vLLM engine keeps to itself: leave --backend"),
         (["lens", "x", "--backend", "vllm", "--engine", "tensor_parallel_size=2"], "no JSON object"),
         (["lens", "x", "--layers", "L1.mlp_out"], "L1.mlp_out"),
         (["lens", "x", "--positions", "middle"], "'middle'"),

@@ -24,7 +24,7 @@ from murano import (
 )
 from murano.artifacts.words import TokenWords
 from murano.results import Results
-from murano.steps import Commitment, LogitDiff, Match, PredictionDepth, Rank, TokenProb
+from murano.steps import Commitment, LoadPrompts, LogitDiff, LogitLens, Match, PredictionDepth, Rank, TokenProb
 
 NAN = math.nan
 WORDS = TokenWords({0: "a", 1: "b", 2: "c", 3: "d"})
@@ -251,7 +251,7 @@ def test_what_is_refused(call: Any, message: str) -> None:
 
 def test_a_lens_without_what_is_needed() -> None:
     lens = lens_of([[0.5]], [[0]], [[0]], model={"n_layers": 3})
-    with pytest.raises(InputError, match="The last layer was not read"):
+    with pytest.raises(InputError, match="The last layer is not read"):
         metrics.prediction_depth(lens)
     with pytest.raises(InputError, match="A rise needs two layers"):
         metrics.commitment(lens)
@@ -286,6 +286,41 @@ def test_steps() -> None:
     assert repr(TokenProb(of="foil", key="foil_prob")) == "TokenProb(key='foil_prob', of='foil')"
     with pytest.raises(Exception, match=r"reads 'logit_lens', which no step before it writes. Add LogitLens"):
         Pipeline([TokenProb()]).validate()
+
+
+@pytest.mark.parametrize(
+    ("lens", "step", "message"),
+    [
+        ({"layers": [0, 1]}, PredictionDepth(), "PredictionDepth.*The last layer is not read"),
+        ({"layers": "last"}, Commitment(), "Commitment.*A rise needs two layers"),
+        ({"positions": [0, 2]}, TokenProb(position=1), "It looks at position 1, and only 0, 2 are read: add it, .*positions=.0, 2, 1"),
+        ({"positions": -2}, Rank(), "It looks at position -1, and only -2 is read.* or ask for position=-2"),
+    ],
+)
+def test_what_a_lens_will_not_have_is_missed_before_it_is_read(
+    lens: dict[str, Any], step: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from support.reading import held
+
+    monkeypatch.setattr(LogitLens, "run", lambda *_: pytest.fail("the lens was read"))
+    chain = Pipeline([LoadPrompts(["a b c"], targets=["d"]), LogitLens(held("llama"), **lens), step])
+    with pytest.raises(InputError, match=message):
+        chain.run()
+
+
+def test_what_a_lens_may_have_is_not_refused() -> None:
+    """A position counted from the other end is known when prompts have lengths; ln_final is the last layer."""
+    from support.reading import held
+
+    load = LoadPrompts(["a b c"], targets=["d"])
+    for options, step in (
+        ({"positions": [0, 1, 2, 3, -1], "layers": [0, "ln_final"]}, PredictionDepth(position=2)),
+        ({"positions": [-1], "layers": [-1, "embeddings"]}, Commitment()),
+    ):
+        Pipeline([load, LogitLens(held("llama"), **options), step]).run()
+    length = len(held("llama").encode("a b c"))
+    found = Pipeline([load, LogitLens(held("llama"), positions=[length - 1]), TokenProb()]).run()["token_prob"]
+    assert not found.values.isnan().any()
 
 
 def test_curves() -> None:

@@ -124,3 +124,12 @@ def test_a_file_of_prompts(tmp_path: Path) -> None:
 def test_half_a_surrogate_pair_is_no_text() -> None:
     with pytest.raises(InputError, match="Prompt 1 is not UTF-8 text"):
         as_prompts(["a", "\ud800"])
+
+
+def test_one_answer_of_a_prompt_needs_no_list() -> None:
+    """A string taken apart would be its letters."""
+    assert Prompt(text="a", targets="Paris", foils=7) == Prompt(text="a", targets=("Paris",), foils=(7,))
+    assert Prompt(text="a", targets=["b", 3], foils=None).targets == ("b", 3)
+    for wrong in ((75,), [["b"]], 1.5, "", True):
+        with pytest.raises(InputError, match="Prompt targets is .*it must be a string that continues the prompt, a token id"):
+            Prompt(text="a", targets=[wrong])
