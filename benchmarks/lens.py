@@ -247,6 +247,7 @@ def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
         for case in part["cases"]:
             key = (case["prompts"], case["tokens"], case["positions"])
             rows = {**cases.get(key, case)["rows"], **case["rows"]}
+            rows = {name: row for name, row in rows.items() if name in CONTENDERS or name in PEERS}
             failed = {**cases.get(key, case)["failed"], **case["failed"]}
             failed = {name: why for name, why in failed.items() if name not in rows}
             cases[key] = {**case, "rows": rows, "failed": failed}

@@ -13,9 +13,9 @@ from torch import Tensor
 from murano.model.product import Product
 from murano.model.tail import ShortPath
 from murano.readout.reduce import Reduction, RowStats, slice_rows
-from murano.readout.search import FEWEST_GROUPS, GROUP
+from murano.readout.search import Search
 
-#: Tokens in a tile, unless the search for the top k needs more, and the most rows that are read together.
+#: Tokens in a tile, and the most rows that are read together.
 WIDTH, MOST_ROWS = 4096, 1024
 #: Fewer rows are read whole.
 FEWEST_ROWS = 256
@@ -39,8 +39,8 @@ def plan(row: Float[Tensor, "1 vocab"], top_k: int, max_bytes: int) -> tuple[int
         max_bytes: room for logits.
     """
     vocab = row.shape[1]
-    tiles = vocab // max(WIDTH, FEWEST_GROUPS * GROUP * top_k)
-    if tiles < 2:
+    tiles = vocab // WIDTH
+    if tiles < 2 or not Search(1, top_k, vocab).grouped:
         return None
     width = -(-vocab // (tiles * PANEL)) * PANEL
     rows = whole_panels(min(MOST_ROWS, max_bytes // (width * row.element_size())))
@@ -86,7 +86,8 @@ class Tiles:
             self._room = weight.new_empty(self.rows * self.width)
             self._scratch = torch.empty(slice_rows(self.rows, self.width), self.width)
         foreseen = self._foresee(hidden, different, tokens) if tokens is not None else None
-        reduction = Reduction(top_k, self.tail.finish, self._scratch, tokens, foreseen)
+        search = Search(len(hidden), top_k, len(weight))
+        reduction = Reduction(search, self.tail.finish, self._scratch, tokens, foreseen)
         for first, width in self._tiles(len(weight)):
             out = self._room[: len(hidden) * width].view(len(hidden), width)
             reduction.add(self.tail.unembed(hidden, first, out, self.product), first)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from murano.errors import InputError, nearest
 from murano.readout.reduce import Reduction, slice_rows
+from murano.readout.search import Search
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +158,7 @@ def _fastest(candidates: dict[str, Product], weight: Tensor, bias: Tensor | None
     def run(product: Product) -> float:
         started = time.perf_counter()
         product(hidden, 0, out)
-        Reduction(1, None, scratch).add(out)
+        Reduction(Search(rows, 1, width), None, scratch).add(out)
         return time.perf_counter() - started
 
     for name, product in list(candidates.items()):

@@ -1,7 +1,7 @@
 """Rows of logits, reduced to the few numbers asked for while they are still in the processor's cache.
 
 A row comes whole, or a tile of the vocabulary at a time. Of each tile are kept its largest logit ``m``, ``s = sum exp(l - m)``,
-``d = sum (l - m) exp(l - m)`` and the candidates for the top k; tiles are put together in the end, as online softmax does it (Milakov and
+``d = sum (l - m) exp(l - m)`` and what may be among the top k; tiles are put together in the end, as online softmax does it (Milakov and
 Gimelshein 2018, "Online normalizer calculation for softmax").
 """
 
@@ -15,15 +15,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from murano.readout.search import Candidates, best_of
+from murano.readout.search import Search
 from murano.readout.stats import js_of, kl_of
 
 #: Rows that are reduced together on a CPU: few enough for a slice of logits and one of exponentials to stay in cache.
 CPU_SLICE_BYTES = 3 << 19
-#: Pieces whose candidates are kept apart; more are searched in between.
-MOST_PIECES = 16
-#: The lowest number that is not -inf.
-LOWEST = torch.finfo(torch.float32).min
 _DIVERGENCES = {"kl": kl_of, "js": js_of}
 
 
@@ -57,7 +53,7 @@ class Reduction:
     ``-sum p log p``, with ``p = exp(l - m) / s``). All is float32 whatever the logits are.
 
     Args:
-        top_k: how many tokens to keep.
+        search: for the tokens to keep.
         finish: arithmetic still to be done on logits (a soft-cap, say), slice by slice.
         scratch: room for the exponentials of one slice, reused from call to call.
         tokens: ids whose log-probability and rank are wanted in each row.
@@ -67,15 +63,14 @@ class Reduction:
 
     def __init__(
         self,
-        top_k: int,
+        search: Search,
         finish: Callable[[Tensor], Tensor] | None = None,
         scratch: Tensor | None = None,
         tokens: Int[Tensor, "row token"] | None = None,
         token_logits: Float[Tensor, "row token"] | None = None,
     ) -> None:
-        self.top_k, self.finish, self.scratch = top_k, finish, scratch
+        self.search, self.finish, self.scratch = search, finish, scratch
         self.tokens, self.token_logits = tokens, token_logits
-        self._found: list[tuple[int, Candidates]] = []
         self._sums: list[tuple[Tensor, Tensor, Tensor]] = []
         self._seen = torch.full_like(token_logits, torch.nan) if token_logits is not None else None
         self._ranks: Tensor | int = 0
@@ -99,7 +94,7 @@ class Reduction:
         step = n if logits.is_cuda else slice_rows(n, width)
         if self.scratch is not None:
             step = max(1, min(step, self.scratch.numel() // width))
-        found, peaks, totals, weighted, asked, ranks = [], [], [], [], [], []
+        peaks, totals, weighted, asked, ranks = [], [], [], [], []
         for start in range(0, n, step):
             x = logits[start : start + step]
             if self.finish is not None:
@@ -111,10 +106,8 @@ class Reduction:
                 than = here if self.token_logits is None else self.token_logits[start : start + step]
                 asked.append(here.masked_fill((local < 0) | (local >= x.shape[1]), torch.nan))
                 ranks.append(torch.stack([_larger(x, column, self.scratch) for column in than.split(1, dim=1)], dim=1))
-            candidates, peak = Candidates.among(x, self.top_k)
-            peak = peak.clamp_min(LOWEST)  # tokens that are all masked have no weight
+            peak = self.search.add(x)
             total, weight = _sums(x.sub_(peak), self.scratch)
-            found.append(candidates)
             peaks.append(peak)
             totals.append(total)
             weighted.append(weight)
@@ -123,9 +116,7 @@ class Reduction:
                 turn = torch.arange(start, start + len(x), device=x.device) % len(reference)
                 for name, parts in diverged.items():
                     parts.append(_DIVERGENCES[name](x, reference[turn]))
-        if len(self._found) == MOST_PIECES:
-            self._found = [(0, Candidates(*best_of(self._found, self.top_k)))]
-        self._found.append((first, Candidates.cat(found)))
+        self.search.end_piece(first, x.shape[1])
         self._sums.append((torch.cat(peaks).squeeze(-1), torch.cat(totals), torch.cat(weighted)))
         if self.tokens is not None:
             seen = torch.cat(asked)
@@ -140,12 +131,13 @@ class Reduction:
 
     def stats(self, diverged: Mapping[str, list[Tensor]] | None = None) -> RowStats:
         """What was asked for, of whole rows."""
-        values, ids = best_of(self._found, self.top_k)
+        values, ids = self.search.best()
         peaks, totals, weighted = (torch.stack(parts, dim=1) for parts in zip(*self._sums, strict=True))
         peak = peaks.amax(dim=1, keepdim=True)
         lower = peaks - peak
         share = lower.exp()
         total = (share * totals).sum(dim=1)
+        total = total.masked_fill(total == 0, torch.nan)  # a row of tokens that are all masked is no distribution
         # A share of 0 is of a tile too low to matter, however low.
         weight = (share * (weighted + torch.where(share == 0, 0.0, lower) * totals)).sum(dim=1)
         log_total = total.log()
@@ -182,7 +174,7 @@ def reduce_rows(
         reference: log-probabilities that rows diverge from; the rows take turns with them: row ``i`` with ``i % cell``.
         divergences: ``"kl"``, ``"js"``.
     """
-    reduction = Reduction(top_k, finish, scratch, tokens)
+    reduction = Reduction(Search(len(logits), top_k, logits.shape[1], logits.is_cuda), finish, scratch, tokens)
     diverged: dict[str, list[Tensor]] = {name: [] for name in divergences}
     reduction.add(logits, 0, reference, diverged)
     return reduction.stats(diverged)

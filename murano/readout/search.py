@@ -1,14 +1,12 @@
-"""Searching rows for their largest numbers.
+"""Searching rows for their largest numbers, while they come a piece at a time.
 
 On a CPU ``torch.topk`` sorts candidates from the whole row, one thread to a row. But the ``k`` largest numbers of a row lie in the ``k``
 groups of it that have the largest maxima: one vectorised pass for maxima, and what is searched is ``k`` groups. A group takes every
-``n_groups``-th number of the row, so that the maxima of neighbouring groups are taken side by side.
+``n_groups``-th number of its piece, so that the maxima of neighbouring groups are taken side by side. Of what comes, a group is kept if its
+maximum reaches the bar: the ``k``-th largest maximum when the bar was last set.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -18,86 +16,123 @@ from torch import Tensor
 GROUP = 64
 #: Groups for each number sought from which on their maxima pay.
 FEWEST_GROUPS = 4
+#: Stands for -inf: a number that is there, and so above what only fills a group.
+LOWEST = torch.finfo(torch.float32).min
+#: Groups kept of a row, for each number sought, from which on those that were surpassed are let go.
+MOST_KEPT = 16
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """Some numbers of each row, the largest ones among them.
+class Search:
+    """The largest numbers of rows.
 
     Args:
-        values: the numbers: of some groups, one after another, and then of what fills no group.
-        starts: where in the row each group's first number is.
-        stride: how far the numbers of a group lie apart; 0 where each number stands for itself.
-        rest: where in the row what fills no group begins.
+        rows: how many rows there are.
+        k: how many numbers of each are sought.
+        width: how many numbers each row will have.
+        cuda: whether they are on a GPU, where ``topk`` is as fast as anything.
     """
 
-    values: Float[Tensor, "row candidate"]
-    starts: Int[Tensor, "row n_groups"]
-    stride: int = 0
-    rest: int = 0
+    def __init__(self, rows: int, k: int, width: int, cuda: bool = False) -> None:
+        self.rows, self.k = rows, k
+        self.grouped = not cuda and width // GROUP >= FEWEST_GROUPS * k
+        # Of a piece, slice by slice.
+        self._slices: list[tuple[Tensor, ...]] = []
+        # Of all pieces: the largest numbers and their places, or the groups' maxima, first places and strides.
+        self._found: list[tuple[Float[Tensor, "row k"], Int[Tensor, "row k"]]] = []
+        self._maxima: list[Float[Tensor, "row n_groups"]] = []
+        self._places: list[Int[Tensor, "2 n_groups"]] = []
+        # The groups that are kept: their numbers, and whose they are.
+        self._kept: list[tuple[Float[Tensor, "kept group"], Int[Tensor, " kept"], Int[Tensor, " kept"]]] = []
+        self._bar: Float[Tensor, "row 1"] | None = None
+        self._pieces = 0
 
-    @classmethod
-    def among(cls, x: Float[Tensor, "row width"], k: int) -> tuple[Candidates, Float[Tensor, "row 1"]]:
-        """The candidates for the ``k`` largest of each row, copied, and the largest one.
+    def add(self, x: Float[Tensor, "slice width"]) -> Float[Tensor, "slice 1"]:
+        """Look through the next rows of a piece; returns the largest number of each, at least :data:`LOWEST`.
 
         Args:
-            x: the rows.
-            k: how many are sought; all, where a row has fewer.
+            x: the numbers; those that are kept are copied.
         """
-        k, n_groups = min(k, x.shape[1]), x.shape[1] // GROUP
-        if x.is_cuda or n_groups < FEWEST_GROUPS * k:
+        if not self.grouped:
+            k = min(self.k, x.shape[1])
             values, ids = x.max(dim=-1, keepdim=True) if k == 1 else x.topk(k, dim=-1)
-            return cls(values, ids), values[:, :1]
-        searched = n_groups * GROUP
-        groups = x[:, :searched].unflatten(1, (GROUP, n_groups))
-        maxima, starts = groups.amax(dim=1).topk(k, dim=-1)
-        values = groups.transpose(1, 2)[torch.arange(len(x)).unsqueeze(-1), starts].flatten(1)
-        peak = maxima[:, :1]
-        if searched < x.shape[1]:
-            rest = x[:, searched:]
-            values = torch.cat([values, rest], dim=1)
-            peak = torch.maximum(peak, rest.amax(dim=-1, keepdim=True))
-        return cls(values, starts, n_groups, searched), peak
+            self._slices.append((values, ids))
+            return values[:, :1].clamp_min(LOWEST)
+        start = sum(len(part[0]) for part in self._slices)
+        before = sum(maxima.shape[1] for maxima in self._maxima)
+        n_groups = x.shape[1] // GROUP
+        groups = x[:, : n_groups * GROUP].unflatten(1, (GROUP, n_groups))
+        maxima = groups.amax(dim=1)
+        rest = x[:, n_groups * GROUP :]
+        if rest.shape[1]:  # what fills no group is one more
+            maxima = torch.cat([maxima, rest.amax(dim=1, keepdim=True)], dim=1)
+        maxima.clamp_min_(LOWEST)
+        self._slices.append((maxima,))
+        bar = self._bar[start : start + len(x)] if self._bar is not None else None
+        reached = maxima >= bar if bar is not None else None
+        if reached is None or int(reached.sum()) > self.k * len(x):
+            lowest = maxima.topk(min(self.k, maxima.shape[1]), dim=-1).values[:, -1:]
+            reached = maxima >= (lowest if bar is None else torch.maximum(bar, lowest))
+        row, group = reached[:, :n_groups].nonzero(as_tuple=True)
+        self._kept.append((groups.transpose(1, 2)[row, group].clamp_min_(LOWEST), start + row, before + group))
+        if rest.shape[1]:
+            row = reached[:, n_groups].nonzero().flatten()
+            filled = torch.nn.functional.pad(rest[row].clamp_min(LOWEST), (0, GROUP - rest.shape[1]), value=-torch.inf)
+            self._kept.append((filled, start + row, torch.full_like(row, before + n_groups)))
+        peak: Tensor = maxima.amax(dim=1, keepdim=True)
+        return peak
 
-    @classmethod
-    def cat(cls, parts: Sequence[Candidates]) -> Candidates:
-        """The candidates of several slices of rows as one."""
-        if len(parts) == 1:
-            return parts[0]
-        values, starts = torch.cat([p.values for p in parts]), torch.cat([p.starts for p in parts])
-        return cls(values, starts, parts[0].stride, parts[0].rest)
+    def end_piece(self, first: int, width: int) -> None:
+        """Say which numbers of the rows the piece was.
 
-    def best(self, k: int) -> tuple[Float[Tensor, "row k"], Int[Tensor, "row k"]]:
-        """The ``k`` largest of each row and where they are in it, best first."""
-        if not self.stride:
-            return self.values[:, :k], self.starts[:, :k]
-        values, index = self.values.topk(min(k, self.values.shape[1]), dim=-1)
-        return values, self._place(index)
+        Args:
+            first: the place of its first number.
+            width: how many there are.
+        """
+        slices, self._slices = self._slices, []
+        if not self.grouped:
+            values, ids = (torch.cat(part) for part in zip(*slices, strict=True))
+            self._found.append((values, ids + first))
+            return
+        maxima = torch.cat([part[0] for part in slices])
+        n_groups = width // GROUP
+        starts, strides = torch.arange(n_groups), torch.full((n_groups,), n_groups)
+        if maxima.shape[1] > n_groups:
+            starts, strides = (
+                torch.cat([starts, torch.tensor([n_groups * GROUP])]),
+                torch.cat([strides, torch.ones(1).long()]),
+            )
+        self._maxima.append(maxima)
+        self._places.append(torch.stack([first + starts, strides]))
+        self._pieces += 1
+        if self._pieces & (self._pieces - 1) == 0 and sum(m.shape[1] for m in self._maxima) >= self.k:
+            # The more pieces are behind, the less is to be won by setting it anew.
+            self._bar = torch.cat(self._maxima, dim=1).topk(self.k, dim=-1).values[:, -1:]
+        if sum(len(part[0]) for part in self._kept) > MOST_KEPT * self.k * self.rows:
+            groups, values = self._best_groups()
+            rows = torch.arange(self.rows).unsqueeze(-1).expand_as(groups)
+            self._kept = [(values.flatten(0, 1), rows.flatten(), groups.flatten())]
+            of_all = torch.cat(self._maxima, dim=1)
+            self._maxima = [torch.full_like(of_all, -torch.inf).scatter(1, groups, of_all.gather(1, groups))]
 
-    def _place(self, index: Int[Tensor, "row k"]) -> Int[Tensor, "row k"]:
-        """Where in the row a candidate is."""
-        grouped = self.starts.shape[1] * GROUP
-        of_group = self.starts.gather(1, (index // GROUP).clamp_max(self.starts.shape[1] - 1))
-        return torch.where(index < grouped, of_group + index % GROUP * self.stride, self.rest + index - grouped)
+    def best(self) -> tuple[Float[Tensor, "row k"], Int[Tensor, "row k"]]:
+        """The largest numbers of each row and where they are in it, best first."""
+        if not self.grouped:
+            if len(self._found) == 1:
+                return self._found[0]
+            values, ids = (torch.cat(part, dim=1) for part in zip(*self._found, strict=True))
+            values, index = values.topk(min(self.k, values.shape[1]), dim=-1)
+            return values, ids.gather(1, index)
+        groups, values = self._best_groups()
+        best, index = values.flatten(1).topk(self.k, dim=-1)
+        starts, strides = torch.cat(self._places, dim=1)
+        group = groups.gather(1, index // GROUP)
+        return best, starts[group] + index % GROUP * strides[group]
 
-
-def best_of(parts: Sequence[tuple[int, Candidates]], k: int) -> tuple[Float[Tensor, "row k"], Int[Tensor, "row k"]]:
-    """The ``k`` largest of rows that come in pieces, and where in the row they are, best first.
-
-    Args:
-        parts: where in the row each piece begins, and its candidates.
-        k: how many.
-    """
-    if len(parts) == 1:
-        values, ids = parts[0][1].best(k)
-        return values, ids + parts[0][0]
-    together = torch.cat([part.values for _, part in parts], dim=1)
-    values, index = Candidates.among(together, k)[0].best(k)
-    ids, begin = torch.zeros_like(index), 0
-    for first, part in parts:
-        width = part.values.shape[1]
-        local = (index - begin).clamp(0, width - 1)
-        place = part._place(local) if part.stride else part.starts.gather(1, local)
-        ids = torch.where((index >= begin) & (index < begin + width), first + place, ids)
-        begin += width
-    return values, ids
+    def _best_groups(self) -> tuple[Int[Tensor, "row k"], Float[Tensor, "row k group"]]:
+        """The groups with the largest maxima of each row, and their numbers."""
+        maxima = torch.cat(self._maxima, dim=1)
+        groups = maxima.topk(min(self.k, maxima.shape[1]), dim=-1).indices
+        values, rows, of = (torch.cat(part) for part in zip(*self._kept, strict=True))
+        index = torch.zeros(maxima.shape, dtype=torch.int32)
+        index[rows, of] = torch.arange(len(rows), dtype=torch.int32)
+        return groups, values[index.gather(1, groups).long()]

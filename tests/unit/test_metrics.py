@@ -293,7 +293,11 @@ def test_steps() -> None:
     [
         ({"layers": [0, 1]}, PredictionDepth(), "PredictionDepth.*The last layer is not read"),
         ({"layers": "last"}, Commitment(), "Commitment.*A rise needs two layers"),
-        ({"positions": [0, 2]}, TokenProb(position=1), "It looks at position 1, and only 0, 2 are read: add it, .*positions=.0, 2, 1"),
+        (
+            {"positions": [0, 2]},
+            TokenProb(position=1),
+            "It looks at position 1, and only 0, 2 are read: add it, .*positions=.0, 2, 1",
+        ),
         ({"positions": -2}, Rank(), "It looks at position -1, and only -2 is read.* or ask for position=-2"),
     ],
 )

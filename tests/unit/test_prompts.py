@@ -131,5 +131,7 @@ def test_one_answer_of_a_prompt_needs_no_list() -> None:
     assert Prompt(text="a", targets="Paris", foils=7) == Prompt(text="a", targets=("Paris",), foils=(7,))
     assert Prompt(text="a", targets=["b", 3], foils=None).targets == ("b", 3)
     for wrong in ((75,), [["b"]], 1.5, "", True):
-        with pytest.raises(InputError, match="Prompt targets is .*it must be a string that continues the prompt, a token id"):
+        with pytest.raises(
+            InputError, match="Prompt targets is .*it must be a string that continues the prompt, a token id"
+        ):
             Prompt(text="a", targets=[wrong])

@@ -18,8 +18,9 @@ from murano.artifacts.logit_lens import LogitLensResult
 from murano.lens import logit_lens
 from murano.model.product import torch_product
 from murano.model.tail import ShortPath
-from murano.readout import reduce
+from murano.readout import search
 from murano.readout.reduce import Reduction, reduce_rows
+from murano.readout.search import Search
 from murano.tiles import Tiles, plan
 
 #: What follows the head differs: nothing, a bias, a scale, a soft-cap.
@@ -46,7 +47,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     for module in (tiles, reader):
         monkeypatch.setattr(module, "FEWEST_ROWS", 1)
     monkeypatch.setattr(tiles, "WIDTH", 64)
-    monkeypatch.setattr(tiles, "GROUP", 1)
+    monkeypatch.setattr(search, "GROUP", 4)
     monkeypatch.setattr(tiles, "MOST_TOKENS", 1)
     own = Tiles.read
 
@@ -204,8 +205,8 @@ def test_few_rows_and_little_room_are_read_whole() -> None:
     assert plan(row, 5, 32 << 20) == (1024, 4096)
     assert plan(row, 5, 8 << 20) == (512, 4096)
     assert plan(row, 5, 2 << 20) is None  # no room for enough rows
-    assert plan(row, 50, 32 << 20) == (512, 16_384)  # more are sought: wider tiles, fewer rows
-    assert plan(row, 200, 32 << 20) is None
+    assert plan(row, 192, 32 << 20) == (1024, 4096)
+    assert plan(row, 200, 32 << 20) is None  # so many are sought that whole rows are as good
     assert plan(row.bfloat16(), 5, 8 << 20) == (1024, 4096)
     assert plan(torch.empty(1, 8000), 5, 32 << 20) is None  # one tile would be all of it
     assert plan(torch.empty(1, 262_144), 5, 32 << 20) == (1024, 4096)
@@ -239,7 +240,7 @@ def test_a_lens_after_the_unembedding_was_changed_reads_the_new_one() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_any_tiles_of_any_rows_reduce_to_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """More tiles than are kept apart, tiles that are masked whole, a row of nothing but one token, one that is not finite."""
-    monkeypatch.setattr(reduce, "MOST_PIECES", 3)
+    monkeypatch.setattr(search, "MOST_KEPT", 1)
     generator = torch.Generator().manual_seed(seed)
     n, vocab, k = 7, int(torch.randint(40, 5000, (1,), generator=generator)), 1 + seed % 5
     logits = torch.randn(n, vocab, generator=generator) * 10 ** (seed % 4 - 1)
@@ -250,7 +251,7 @@ def test_any_tiles_of_any_rows_reduce_to_the_same(seed: int, monkeypatch: pytest
     cuts = sorted({0, *torch.randint(1, vocab, (seed,), generator=generator).tolist(), vocab})
     tokens = torch.randint(0, vocab, (n, 2), generator=generator)
     whole = reduce_rows(logits.clone(), k, tokens=tokens)
-    reduction = Reduction(k, tokens=tokens, token_logits=logits.gather(1, tokens))
+    reduction = Reduction(Search(n, k, vocab), tokens=tokens, token_logits=logits.gather(1, tokens))
     for first, end in itertools.pairwise(cuts):
         reduction.add(logits[:, first:end].clone(), first)
     found = reduction.stats()
@@ -264,3 +265,26 @@ def test_any_tiles_of_any_rows_reduce_to_the_same(seed: int, monkeypatch: pytest
         assert one[4].isnan().all(), name
     assert found.token_ranks is not None and whole.token_ranks is not None
     assert torch.equal(found.token_ranks[good], whole.token_ranks[good])
+
+
+@pytest.mark.parametrize("k", [1, 5, 20])
+@pytest.mark.parametrize("order", ["falling", "rising", "any", "equal"])
+def test_what_is_kept_of_rows_stays_bounded(order: str, k: int) -> None:
+    """Rows that rise from piece to piece surpass the bar everywhere; what was surpassed is let go."""
+    n, vocab, width = 6, 50_000, 2_048
+    x = torch.randn(n, vocab, generator=torch.Generator().manual_seed(0))
+    if order != "any":
+        x = torch.zeros(n, vocab) if order == "equal" else x.sort(dim=1, descending=order == "falling").values
+    found = Search(n, k, vocab)
+    most = 0
+    for first in range(0, vocab, width):
+        piece = x[:, first : first + width]
+        for part in piece.split(4):
+            assert torch.equal(found.add(part), part.amax(1, keepdim=True))
+        found.end_piece(first, piece.shape[1])
+        most = max(most, sum(len(kept[0]) for kept in found._kept))
+    assert order == "equal" or most <= (search.MOST_KEPT + 2) * k * n
+    values, ids = found.best()
+    assert torch.equal(values, x.topk(k, dim=1).values)
+    assert torch.equal(x.gather(1, ids), values)
+    assert all(len(set(row)) == k for row in ids.tolist())
