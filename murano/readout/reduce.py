@@ -91,7 +91,7 @@ class Reduction:
             diverged: where the divergences of each slice go, by name.
         """
         n, width = logits.shape
-        step = n if logits.is_cuda else slice_rows(n, width)
+        step = n if logits.device.type != "cpu" else slice_rows(n, width)
         if self.scratch is not None:
             step = max(1, min(step, self.scratch.numel() // width))
         peaks, totals, weighted, asked, ranks = [], [], [], [], []
@@ -174,7 +174,7 @@ def reduce_rows(
         reference: log-probabilities that rows diverge from; the rows take turns with them: row ``i`` with ``i % cell``.
         divergences: ``"kl"``, ``"js"``.
     """
-    reduction = Reduction(Search(len(logits), top_k, logits.shape[1], logits.is_cuda), finish, scratch, tokens)
+    reduction = Reduction(Search(len(logits), top_k, logits.shape[1], logits.device.type == "cpu"), finish, scratch, tokens)
     diverged: dict[str, list[Tensor]] = {name: [] for name in divergences}
     reduction.add(logits, 0, reference, diverged)
     return reduction.stats(diverged)

@@ -29,12 +29,12 @@ class Search:
         rows: how many rows there are.
         k: how many numbers of each are sought.
         width: how many numbers each row will have.
-        cuda: whether they are on a GPU, where ``topk`` is as fast as anything.
+        on_cpu: whether they are on a CPU; elsewhere ``topk`` is as fast as anything.
     """
 
-    def __init__(self, rows: int, k: int, width: int, cuda: bool = False) -> None:
+    def __init__(self, rows: int, k: int, width: int, on_cpu: bool = True) -> None:
         self.rows, self.k = rows, k
-        self.grouped = not cuda and width // GROUP >= FEWEST_GROUPS * k
+        self.grouped = on_cpu and width // GROUP >= FEWEST_GROUPS * k
         # Of a piece, slice by slice.
         self._slices: list[tuple[Tensor, ...]] = []
         # Of all pieces: the largest numbers and their places, or the groups' maxima, first places and strides.
