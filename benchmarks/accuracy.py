@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks import common
 from benchmarks.contenders import has_products, model_in_float32
 from murano import MuranoModel, Prompt, lens
-from murano.model import product as products
+from murano.readout.request import PRODUCTS
 
 #: Logits closer than this may change places.
 GAP = 1e-4
@@ -30,7 +30,7 @@ def product_names() -> list[str | None]:
     """The products that can be asked for; ``None`` is what Murano chooses by itself."""
     if not has_products():
         return [None]
-    return [None, *(name for name in products.NAMES if name != "auto")]
+    return [None, *(name for name in PRODUCTS if name != "auto")]
 
 
 class Reference:

@@ -34,7 +34,7 @@ from murano.model.stepping import Stepper
 from murano.model.vllm import VLLMModel
 from murano.prompts import PromptBatch, as_prompts
 from murano.reader import Reader, Tables
-from murano.readout.request import check_model, check_top_k, parse_layers
+from murano.readout.request import check_model, check_options, check_top_k, parse_layers
 from murano.readout.stats import log_softmax
 
 #: What a checkpoint may set for ``generate`` and nobody need be told of.
@@ -96,6 +96,7 @@ def follow_generation(
     asked = as_prompts(prompts)
     model.check_layers(parse_layers(layers))
     check_top_k(top_k)
+    check_options(product=product, max_chunk_bytes=max_chunk_bytes, max_batch_tokens=max_batch_tokens)
     addresses = parse_layers(layers, model.n_layers)
     check_top_k(top_k, model.vocab_size)
     encoded = model._encode_all(asked)

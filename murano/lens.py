@@ -23,12 +23,20 @@ from murano.answers import Answers, Question, answer_notes, read_sequences, sequ
 from murano.artifacts.checkpoint import Checkpoint
 from murano.artifacts.logit_lens import LogitLensResult
 from murano.engine_reader import reader_of
-from murano.errors import InputError, nearest
+from murano.errors import InputError
 from murano.model import MuranoModel, batching
 from murano.model.targets import MODES, answers_of
 from murano.prompts import PromptBatch, as_prompts
 from murano.reader import Cells, Reader
-from murano.readout.request import check_model, check_top_k, parse_layers, parse_positions
+from murano.readout.request import (
+    check_choice,
+    check_model,
+    check_options,
+    check_top_k,
+    check_whole,
+    parse_layers,
+    parse_positions,
+)
 from murano.readout.stats import parse_stats
 
 logger = logging.getLogger(__name__)
@@ -63,7 +71,7 @@ def logit_lens(
     on_error: str = "raise",
     product: str = "auto",
     apart: bool = False,
-    checkpoint: Path | None = None,
+    checkpoint: str | Path | None = None,
 ) -> LogitLensResult:
     """Read the residual stream at every layer through the model's own final norm and unembedding.
 
@@ -103,9 +111,16 @@ def logit_lens(
     wanted_positions = parse_positions(positions)
     check_top_k(top_k)
     wanted_stats = parse_stats(stats)
-    _check_choice("keep", keep, (None, "residuals", "logits"))
-    _check_choice("target_mode", target_mode, MODES)
-    _check_choice("on_error", on_error, ("raise", "skip"))
+    check_choice("target_mode", target_mode, MODES)
+    check_options(
+        keep=keep,
+        on_error=on_error,
+        product=product,
+        apart=apart,
+        max_chunk_bytes=max_chunk_bytes,
+        max_batch_tokens=max_batch_tokens,
+    )
+    max_chunk_bytes, max_batch_tokens = int(max_chunk_bytes), int(max_batch_tokens)
     addresses = parse_layers(layers, model.n_layers)
     check_top_k(top_k, model.vocab_size)
     encoded, answers, left_out = _encode(model, batch_of_prompts, wanted_positions, target_mode, on_error)
@@ -143,7 +158,7 @@ def logit_lens(
         cells,
         left_out=set(left_out),
         max_batch_tokens=max_batch_tokens,
-        checkpoint=Checkpoint(checkpoint, request, tables) if checkpoint is not None else None,
+        checkpoint=Checkpoint(Path(checkpoint), request, tables) if checkpoint is not None else None,
     )
     shape = (len(addresses), *cells.input_ids.shape)
     if target_mode == "sequence" and (whole := sequences(encoded, answers, left_out)):
@@ -200,9 +215,13 @@ def reread(
     Raises:
         InputError: no residuals were kept, they are of another model, or targets that can't be read.
     """
+    check_model(model, "reread(lens, …), which")
+    if not isinstance(lens, LogitLensResult):
+        raise InputError(f"reread asks a lens another question, not a {type(lens).__name__}: reread(lens, model, …).")
     if lens.residuals is None or lens.prompts is None:
         raise InputError('No residuals were kept. Read with LogitLens(model, keep="residuals") first.')
     check_top_k(top_k if top_k is not None else 1, model.vocab_size)
+    max_chunk_bytes = check_whole("max_chunk_bytes", max_chunk_bytes)
     then, now = lens.model.get("weights"), model.weights
     if model.d_model != lens.residuals.shape[-1] or (bool(then) and bool(now) and then != now):
         raise InputError(
@@ -288,13 +307,6 @@ def read_all(
         except KeyboardInterrupt:
             kept = f"{checkpoint.path} keeps what was read" if checkpoint is not None else "nothing was kept"
             raise LensInterrupted(f"The lens was stopped after {done} of {len(good)} prompts; {kept}.") from None
-
-
-def _check_choice(name: str, given: Any, allowed: Sequence[Any]) -> None:
-    if given not in allowed:
-        raise InputError(
-            f"{name}={given!r} is unknown.{nearest(given, allowed)} Use {' or '.join(f'{name}={a!r}' for a in allowed if a)}."
-        )
 
 
 def _whole(*shape: int, dtype: torch.dtype) -> Tensor:

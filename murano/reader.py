@@ -18,6 +18,7 @@ from murano.model.product import Product
 from murano.model.proof import rounding
 from murano.model.tail import ShortPath
 from murano.readout.reduce import RowStats, reduce_rows, slice_rows
+from murano.readout.request import check_whole
 from murano.readout.stats import log_softmax
 from murano.tiles import FEWEST_ROWS, Tiles, plan, whole_panels
 
@@ -127,6 +128,7 @@ class Reader:
         self.sources = [self.last if a.component == "ln_final" else a for a in addresses]
         self.mid = model.mid if any(a.component == "resid_mid" for a in addresses) else {}
         residuals.check_places(model.anatomy, addresses, self.mid)
+        max_chunk_bytes = check_whole("max_chunk_bytes", max_chunk_bytes)
         row = self.tail.buffer(1, model.vocab_size)
         row_bytes = row.numel() * row.element_size()
         fewest = 2 if divergences else 1  # a row and what it diverges from
@@ -312,6 +314,10 @@ class Reader:
 
     def _write(self, stats: RowStats, place: Int[Tensor, " row"]) -> None:
         tables = self.tables
+        strange = ~stats.log_normalizer.isfinite()
+        if bool(strange.any()):
+            layer = int(place[strange.to(place.device)].min()) // tables.entropy.shape[1]
+            self._note("not finite", self.addresses[layer], f"Logits are not finite at {self.addresses[layer]}.")
         tables.top_ids.flatten(0, 1)[place] = stats.top_ids.to("cpu", torch.int32)
         tables.top_probs.flatten(0, 1)[place] = stats.top_probs.cpu()
         tables.entropy.view(-1)[place] = stats.entropy.cpu()
@@ -339,16 +345,23 @@ class Reader:
         peak = rows.abs().amax(dim=-1)
         for what, where in (("not finite", ~peak.isfinite()), ("all zero", peak == 0)):
             count = int(where.sum())
-            if count and not any(what in note for note in self.tables.odd.values()):
-                self.tables.odd[address] = (
-                    f"Residuals are {what} from {address} on ({count} of {len(rows)} rows there)."
+            if count:
+                self._note(
+                    what, address, f"Residuals are {what} from {address} on ({count} of {len(rows)} rows there)."
                 )
+
+    def _note(self, what: str, address: Address, note: str) -> None:
+        """Say once what is odd."""
+        if not any(what in other for other in self.tables.odd.values()):
+            self.tables.odd[address] = note
 
     def _check(self, last: Float[Tensor, "1 d_model"], own: Float[Tensor, "1 vocab"], batch: batching.Batch) -> None:
         read = self.tiles.logits(last, self.buffer) if self.tiles is not None else self._project(last)
         read = (self.tail.finish(read) if self.tail.finish is not None else read)[..., : own.shape[-1]].float().cpu()
         theirs = own.float().cpu()
         finite = theirs.isfinite() & read.isfinite()
+        if bool(theirs.isnan().any()):  # as the lens says too, but perhaps of a layer that was not asked for
+            self._note("not finite", self.last, f"The model's own logits are not finite, in prompt {batch.prompts[0]}.")
         gap = float((read - theirs)[finite].abs().max()) if bool(finite.any()) else 0.0
         # The row was computed alone here and in a batch there: products of another shape round differently.
         if gap > 4 * rounding(own) or bool((theirs.isfinite() != read.isfinite()).any()):

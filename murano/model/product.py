@@ -18,8 +18,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from murano.errors import InputError, nearest
+from murano.errors import InputError
 from murano.readout.reduce import Reduction, slice_rows
+from murano.readout.request import PRODUCTS, check_choice
 from murano.readout.search import Search
 
 logger = logging.getLogger(__name__)
@@ -27,8 +28,6 @@ logger = logging.getLogger(__name__)
 #: Writes the logits of the tokens from one on, as many as there is room for: ``product(rows, first, out)``.
 Product = Callable[[Float[Tensor, "row d"], int, Float[Tensor, "row token"]], None]
 
-#: What ``product=`` may be.
-NAMES = ("auto", "torch", "tiles", "onednn", "numpy")
 #: How much faster than torch's another product must be before it is worth leaving torch's: on a busy machine less than this is noise, and
 #: where it pays (AMD's processors) it is twice as fast.
 GAIN = 1.25
@@ -109,10 +108,7 @@ def choose(weight: Tensor, bias: Tensor | None, rows: int, width: int, product: 
     Raises:
         InputError: there is no such product, or not for this weight.
     """
-    if product not in NAMES:
-        raise InputError(
-            f"product={product!r} is unknown.{nearest(product, NAMES)} Use one of {', '.join(map(repr, NAMES))}."
-        )
+    check_choice("product", product, PRODUCTS)
     weight, bias = weight.detach(), bias.detach() if bias is not None else None
     base = "tiles" if width < len(weight) else "torch"
     if product in ("torch", "tiles"):

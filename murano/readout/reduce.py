@@ -131,7 +131,7 @@ class Reduction:
 
     def stats(self, diverged: Mapping[str, list[Tensor]] | None = None) -> RowStats:
         """What was asked for, of whole rows."""
-        values, ids = self.search.best()
+        values, ids = _lower_first(*self.search.best())
         peaks, totals, weighted = (torch.stack(parts, dim=1) for parts in zip(*self._sums, strict=True))
         peak = peaks.amax(dim=1, keepdim=True)
         lower = peaks - peak
@@ -174,10 +174,21 @@ def reduce_rows(
         reference: log-probabilities that rows diverge from; the rows take turns with them: row ``i`` with ``i % cell``.
         divergences: ``"kl"``, ``"js"``.
     """
-    reduction = Reduction(Search(len(logits), top_k, logits.shape[1], logits.device.type == "cpu"), finish, scratch, tokens)
+    reduction = Reduction(
+        Search(len(logits), top_k, logits.shape[1], logits.device.type == "cpu"), finish, scratch, tokens
+    )
     diverged: dict[str, list[Tensor]] = {name: [] for name in divergences}
     reduction.add(logits, 0, reference, diverged)
     return reduction.stats(diverged)
+
+
+def _lower_first(
+    values: Float[Tensor, "row k"], ids: Int[Tensor, "row k"]
+) -> tuple[Float[Tensor, "row k"], Int[Tensor, "row k"]]:
+    """Of equal numbers the one with the lower id first, however they were found."""
+    ids, order = ids.sort(dim=1)
+    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    return values, ids.gather(1, order)
 
 
 def _larger(x: Float[Tensor, "row vocab"], than: Float[Tensor, "row 1"], scratch: Tensor | None) -> Int[Tensor, " row"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from murano.address import Address, is_one, lens_address
@@ -128,6 +128,55 @@ def check_top_k(top_k: Any, vocab_size: int | None = None) -> int:
     return top_k
 
 
+def check_choice(name: str, given: Any, allowed: Sequence[Any]) -> None:
+    """Refuse what is none of the choices.
+
+    Raises:
+        InputError: naming them, and the nearest.
+    """
+    if not any(given is choice or (isinstance(given, str) and given == choice) for choice in allowed):
+        hint = nearest(given, [choice for choice in allowed if choice]) if isinstance(given, str) else ""
+        choices = " or ".join(f"{name}={choice!r}" for choice in allowed if choice)
+        raise InputError(f"{name}={given!r} is unknown.{hint} Use {choices}.")
+
+
+def check_whole(name: str, given: Any) -> int:
+    """A whole number from 1 on; ``2.0**25`` is one too.
+
+    Raises:
+        InputError: it is none.
+    """
+    whole = isinstance(given, float) and given.is_integer()
+    if isinstance(given, bool) or not (isinstance(given, int) or whole) or given < 1:
+        raise InputError(f"{name}={given!r}: it must be a whole number from 1 upwards.")
+    return int(given)
+
+
+def check_options(
+    *,
+    keep: Any = None,
+    on_error: Any = "raise",
+    product: Any = "auto",
+    apart: Any = False,
+    max_chunk_bytes: Any = 1,
+    max_batch_tokens: Any = 1,
+) -> None:
+    """Refuse options of a lens that can't be right, whatever the model.
+
+    Raises:
+        InputError: naming the option and what it may be.
+    """
+    check_choice("keep", keep, (None, "residuals", "logits"))
+    check_choice("on_error", on_error, ("raise", "skip"))
+    check_choice("product", product, PRODUCTS)
+    if not isinstance(apart, bool):
+        raise InputError(f"apart={apart!r} must be True or False.")
+    check_whole("max_chunk_bytes", max_chunk_bytes)
+    check_whole("max_batch_tokens", max_batch_tokens)
+
+
+#: What ``product=`` may be.
+PRODUCTS = ("auto", "torch", "tiles", "onednn", "numpy")
 #: How finely a logit can be split.
 BY = ("layer", "component", "head", "neuron_topk")
 

@@ -62,6 +62,7 @@ class FollowGeneration(Step):
         self.include_prompt, self.options = include_prompt, options
         Sampling.of(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
         request.check_top_k(top_k)
+        request.check_options(**options)
         model.check_layers(request.parse_layers(layers))
 
     def run(self, results: Results) -> Mapping[str, Any]:

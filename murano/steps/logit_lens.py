@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from murano import keys
-from murano.errors import InputError
+from murano.errors import InputError, nearest
 from murano.results import Results
 from murano.steps.base import Step
 
@@ -52,7 +52,11 @@ class LogitLens(Step):
         allowed = ("max_chunk_bytes", "max_batch_tokens", "on_error", "product", "apart")
         for name in options:
             if name not in allowed:
-                raise InputError(f"LogitLens takes no {name!r}. Further options: {', '.join(allowed)}.")
+                named = ("layers", "positions", "top_k", "stats", "target_mode", "keep", *allowed)
+                raise InputError(
+                    f"LogitLens takes no {name!r}.{nearest(name, named)} Further options: {', '.join(allowed)}."
+                )
+        request.check_options(keep=keep, **options)
         self.model, self.layers, self.positions, self.top_k, self.keep = model, layers, positions, top_k, keep
         self.stats, self.target_mode = parse_stats(stats), target_mode
         self.options = options

@@ -241,3 +241,27 @@ def test_a_truncated_or_foreign_file(tmp_path: Path) -> None:
         load_logit_lens(truncated)
     with pytest.raises(ArtifactError, match=r"missing\.pt"):
         load_logit_lens(tmp_path / "missing.pt")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"product": "trch"}, "product='trch' is unknown. Did you mean 'torch'"),
+        ({"product": None}, "product=None is unknown. Use product='auto'"),
+        ({"keep": ("logits",)}, "keep=.* is unknown. Use keep='residuals' or keep='logits'"),
+        ({"on_error": "ignore"}, "on_error='ignore' is unknown"),
+        ({"apart": "no"}, "apart='no' must be True or False"),
+        ({"max_chunk_bytes": "32MB"}, "max_chunk_bytes='32MB': it must be a whole number"),
+        ({"max_chunk_bytes": 1.5}, "max_chunk_bytes=1.5: it must be a whole number"),
+        ({"max_chunk_bytes": True}, "max_chunk_bytes=True: it must be a whole number"),
+        ({"max_chunk_bytes": -1}, "max_chunk_bytes=-1: it must be a whole number"),
+        ({"max_batch_tokens": 0}, "max_batch_tokens=0: it must be a whole number"),
+        ({"topk": 3}, "takes no 'topk'. Did you mean 'top_k'"),
+    ],
+)
+def test_options_are_checked_when_the_step_is_made(model: MuranoModel, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        LogitLens(model, **options)
+    if "topk" not in options:
+        with pytest.raises(InputError, match=message):
+            logit_lens(model, "a b", **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from murano import MuranoModel, Prompt, reader, tiles
 from murano.artifacts.logit_lens import LogitLensResult
-from murano.lens import logit_lens
+from murano.errors import InputError
+from murano.lens import logit_lens, reread
 from murano.model.product import torch_product
 from murano.model.tail import ShortPath
 from murano.readout import search
@@ -288,3 +290,39 @@ def test_what_is_kept_of_rows_stays_bounded(order: str, k: int) -> None:
     assert torch.equal(values, x.topk(k, dim=1).values)
     assert torch.equal(x.gather(1, ids), values)
     assert all(len(set(row)) == k for row in ids.tolist())
+
+
+def test_of_equal_logits_the_lower_id_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whole rows as in tiles: bfloat16 has many."""
+    logits = torch.zeros(5, 900)
+    logits[:, [3, 899, 17, 400]] = 2.0
+    logits[:, 600] = 5.0
+    expected = [600, 3, 17, 400, 899]
+    for width in (900, 256):
+        reduction = Reduction(Search(5, 5, 90_000))  # by groups
+        for first in range(0, 900, width):
+            reduction.add(logits[:, first : first + width].clone(), first)
+        assert reduction.stats().top_ids.tolist() == [expected] * 5
+    assert reduce_rows(logits.clone(), 5).top_ids.tolist() == [expected] * 5
+
+
+def test_logits_that_are_not_finite_are_noted() -> None:
+    model = wide(bias=True)
+    head: Any = model.hf_model.lm_head
+    with torch.no_grad():
+        head.bias[5000] = torch.inf
+    for n in (1, 10):
+        with pytest.warns(UserWarning, match="Logits are not finite at L0.resid_post"):
+            lens = logit_lens(model, [Prompt(token_ids=tuple(range(20, 55)))] * n)
+        assert lens.entropy.isnan().all()
+        assert any("Logits are not finite" in note for note in lens.notes)
+
+
+def test_numbers_and_paths_as_they_are_written(tmp_path: Path) -> None:
+    model = held("llama")
+    lens = logit_lens(model, "a b", max_chunk_bytes=2.0**25, keep="residuals", checkpoint=str(tmp_path / "c.ckpt"))
+    assert torch.equal(lens.top_ids, logit_lens(model, "a b").top_ids)
+    with pytest.raises(InputError, match="max_chunk_bytes='1': it must be a whole number"):
+        reread(lens, model, max_chunk_bytes="1")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="needs a MuranoModel, not a LogitLensResult"):
+        reread(model, lens)  # type: ignore[arg-type]
