@@ -316,7 +316,7 @@ def test_what_a_lens_may_have_is_not_refused() -> None:
     """A position counted from the other end is known when prompts have lengths; ln_final is the last layer."""
     from support.reading import held
 
-    load = LoadPrompts(["a b c"], targets=["d"])
+    load = LoadPrompts(["a b c"], targets=[20])
     for options, step in (
         ({"positions": [0, 1, 2, 3, -1], "layers": [0, "ln_final"]}, PredictionDepth(position=2)),
         ({"positions": [-1], "layers": [-1, "embeddings"]}, Commitment()),
