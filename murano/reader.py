@@ -152,9 +152,12 @@ class Reader:
         self.apart = apart
         # Timing the products costs as much as a few chunks: not worth it for a few chunks.
         few = tables.entropy.numel() < WORTH_TIMING
-        chosen = model.product(self.chunk, "tiles" if product == "auto" and few else product, width).product
-        self.product: Product | None = chosen if tiles is None else None
-        self.tiles = Tiles(self.tail, chosen, *tiles) if tiles and isinstance(self.tail, ShortPath) else None
+        chosen = model.product(self.chunk, "tiles" if product == "auto" and few else product, width)
+        self.slice_bytes = chosen.slice_bytes
+        self.product: Product | None = chosen.product if tiles is None else None
+        self.tiles: Tiles | None = None
+        if tiles is not None and isinstance(self.tail, ShortPath):
+            self.tiles = Tiles(self.tail, chosen.product, *tiles, chosen.slice_bytes)
 
     def read(self, batch: batching.Batch, cells: Cells) -> None:
         """One forward; the wanted layers are reduced as they pass, and the last one is held against the model's own logits."""
@@ -338,7 +341,7 @@ class Reader:
             vocab = self.model.vocab_size
             self.buffer = self.tail.buffer(n, vocab)
             if self.buffer.device.type == "cpu":
-                self.scratch = torch.empty(slice_rows(n, vocab), vocab)
+                self.scratch = torch.empty(slice_rows(n, vocab, self.slice_bytes), vocab)
         return self.tail.project(rows, self.buffer[:n], self.product)
 
     def _note_odd(self, address: Address, rows: Tensor) -> None:

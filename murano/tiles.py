@@ -12,7 +12,7 @@ from torch import Tensor
 
 from murano.model.product import Product
 from murano.model.tail import ShortPath
-from murano.readout.reduce import Reduction, RowStats, slice_rows
+from murano.readout.reduce import CPU_SLICE_BYTES, Reduction, RowStats, slice_rows
 from murano.readout.search import Search
 
 #: Tokens in a tile, and the most rows that are read together.
@@ -55,10 +55,13 @@ class Tiles:
         product: how the unembedding is multiplied.
         rows: the most rows that are read together.
         width: tokens in a tile.
+        slice_bytes: bytes of logits that are reduced together.
     """
 
-    def __init__(self, tail: ShortPath, product: Product, rows: int, width: int) -> None:
-        self.tail, self.product, self.rows, self.width = tail, product, rows, width
+    def __init__(
+        self, tail: ShortPath, product: Product, rows: int, width: int, slice_bytes: int = CPU_SLICE_BYTES
+    ) -> None:
+        self.tail, self.product, self.rows, self.width, self.slice_bytes = tail, product, rows, width, slice_bytes
         self._room: Tensor | None = None
         self._scratch: Tensor | None = None
 
@@ -84,7 +87,7 @@ class Tiles:
         hidden = hidden.to(weight.device)
         if self._room is None or self._scratch is None:
             self._room = weight.new_empty(self.rows * self.width)
-            self._scratch = torch.empty(slice_rows(self.rows, self.width), self.width)
+            self._scratch = torch.empty(slice_rows(self.rows, self.width, self.slice_bytes), self.width)
         foreseen = self._foresee(hidden, different, tokens) if tokens is not None else None
         search = Search(len(hidden), top_k, len(weight))
         reduction = Reduction(search, self.tail.finish, self._scratch, tokens, foreseen)

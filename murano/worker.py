@@ -38,7 +38,7 @@ class Readable:
 
     def product(self, rows: int, name: str, width: int) -> Choice:
         """The engine multiplies by itself."""
-        return Choice("engine", torch_product(torch.empty(0, 0)), {}, {})
+        return Choice("engine", torch_product(torch.empty(0, 0)))
 
 
 class LensWorker:

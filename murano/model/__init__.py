@@ -34,7 +34,7 @@ from murano.model.loading import (
     parse_dtype,
 )
 from murano.model.parts import Parts, find_parts
-from murano.model.product import Choice, choose
+from murano.model.product import Choice, checksum, choose
 from murano.model.proof import ReadoutProof, prove
 from murano.model.steering import Continuation, added, check_vectors
 from murano.model.stepping import CacheProof, Stepper, prove_cache
@@ -277,7 +277,7 @@ class MuranoModel:
         parameters = [p for p in (weight, bias) if p is not None]
         now = tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters)
         self._products = {key: choice for key, choice in self._products.items() if key[0] == now}
-        key = (now, rows, width, name)
+        key = (now, rows, width, name, checksum(weight) if name in ("auto", "onednn") else "")
         if key not in self._products:
             self._products[key] = choose(weight, bias, rows, width or len(weight), name)
         return self._products[key]

@@ -2,35 +2,46 @@
 
 The same float32 product runs at very different speeds through different libraries, and which is fastest differs from processor to
 processor. Those that are at hand and as accurate as torch's are timed once on the real weight, together with the reduction that follows
-(another library's threads may still be spinning when torch's start), and the fastest is used. Nothing global is set: the choice is for
-this weight only, and :meth:`~murano.MuranoModel.decode` never uses it.
+(another library's threads may still be spinning when torch's start), and the fastest is used. So is how many rows are reduced together,
+which is a matter of caches. Nothing global is set: the choice is for this weight only, and
+:meth:`~murano.MuranoModel.decode` never uses it.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from murano.errors import InputError
-from murano.readout.reduce import Reduction, slice_rows
+from murano.readout.reduce import CPU_SLICE_BYTES, Reduction, slice_rows
 from murano.readout.request import PRODUCTS, check_choice
 from murano.readout.search import Search
 
 logger = logging.getLogger(__name__)
+Name = TypeVar("Name")
 
-#: Writes the logits of the tokens from one on, as many as there is room for: ``product(rows, first, out)``.
-Product = Callable[[Float[Tensor, "row d"], int, Float[Tensor, "row token"]], None]
+#: The logits of the tokens from one on, as many as ``out`` has room for: ``product(rows, first, out)``. What is returned is ``out``, where
+#: the library can be told where to write.
+Product = Callable[[Float[Tensor, "row d"], int, Float[Tensor, "row token"]], Float[Tensor, "row token"]]
 
-#: How much faster than torch's another product must be before it is worth leaving torch's: on a busy machine less than this is noise, and
-#: where it pays (AMD's processors) it is twice as fast.
-GAIN = 1.25
+#: How much faster than the first another must be, and faster in every round: on a busy machine less is noise.
+GAIN, ROUNDS = 1.05, 3
+#: Seconds after which the threads that another library left spinning have gone to sleep.
+NAP = 0.04
+#: How many tokens are mostly kept of a row.
+USUAL_K = 5
+#: Slices of this size are reduced faster than :data:`~murano.readout.reduce.CPU_SLICE_BYTES` where the cores' common cache is fast (AMD).
+LARGE_SLICE_BYTES = 16 << 20
 #: oneDNN keeps a copy of the weight in its own order; a larger one is not worth the memory.
 MAX_PACKED_BYTES = 256 << 20
 
@@ -38,12 +49,11 @@ MAX_PACKED_BYTES = 256 << 20
 def torch_product(weight: Float[Tensor, "vocab d"], bias: Float[Tensor, " vocab"] | None = None) -> Product:
     """The product as torch's ``linear`` does it: of whole rows, and at equal shapes, the model's own numbers to the bit."""
 
-    def product(rows: Tensor, first: int, out: Tensor) -> None:
+    def product(rows: Tensor, first: int, out: Tensor) -> Tensor:
         tile = slice(first, first + out.shape[1])
         if bias is None:
-            torch.mm(rows, weight[tile].T, out=out)
-        else:
-            torch.addmm(bias[tile], rows, weight[tile].T, out=out)
+            return torch.mm(rows, weight[tile].T, out=out)
+        return torch.addmm(bias[tile], rows, weight[tile].T, out=out)
 
     return product
 
@@ -52,11 +62,10 @@ def numpy_product(weight: Float[Tensor, "vocab d"], bias: Float[Tensor, " vocab"
     """The product through numpy's BLAS, on the same memory."""
     import numpy
 
-    def product(rows: Tensor, first: int, out: Tensor) -> None:
+    def product(rows: Tensor, first: int, out: Tensor) -> Tensor:
         tile = slice(first, first + out.shape[1])
         numpy.matmul(rows.contiguous().numpy(), weight[tile].numpy().T, out=out.numpy())
-        if bias is not None:
-            out.add_(bias[tile])
+        return out if bias is None else out.add_(bias[tile])
 
     return product
 
@@ -67,12 +76,13 @@ def onednn_product(
     """The product through oneDNN, on a copy of the weight in the order it likes best for chunks of ``rows``."""
     packed: dict[tuple[int, int], Tensor] = {}
 
-    def product(hidden: Tensor, first: int, out: Tensor) -> None:
+    def product(hidden: Tensor, first: int, out: Tensor) -> Tensor:
         key, tile = (first, out.shape[1]), slice(first, first + out.shape[1])
         if key not in packed:  # tile by tile, so that what is only timed is not copied whole
             packed[key] = torch.ops.mkldnn._reorder_linear_weight(weight[tile], rows)
         of_tile = bias[tile] if bias is not None else None
-        out.copy_(torch.ops.mkldnn._linear_pointwise(hidden, packed[key], of_tile, "none", [], ""))
+        logits: Tensor = torch.ops.mkldnn._linear_pointwise(hidden, packed[key], of_tile, "none", [], "")
+        return logits
 
     return product
 
@@ -87,12 +97,22 @@ class Choice:
         gflops: what each candidate reached on the real weight, in 1e9 operations of the product a second, the reduction's time
             included; empty where nothing was timed.
         errors: the largest error of each against float64.
+        slice_bytes: how many bytes of logits are reduced together.
     """
 
     name: str
     product: Product
-    gflops: dict[str, float]
-    errors: dict[str, float]
+    gflops: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    slice_bytes: int = CPU_SLICE_BYTES
+
+
+def checksum(weight: Float[Tensor, "vocab d"]) -> str:
+    """What differs when a weight was written to, through ``.data`` too, which torch does not count; empty for one that is never packed."""
+    if (weight.device.type, weight.dtype) != ("cpu", torch.float32) or not 0 < weight.nbytes <= MAX_PACKED_BYTES:
+        return ""
+    of_rows, of_columns = (torch.linspace(0.5, 1.5, n) for n in weight.shape)
+    return str(float(torch.mv(weight.detach(), of_columns).dot(of_rows)))
 
 
 def choose(weight: Tensor, bias: Tensor | None, rows: int, width: int, product: str = "auto") -> Choice:
@@ -112,7 +132,7 @@ def choose(weight: Tensor, bias: Tensor | None, rows: int, width: int, product: 
     weight, bias = weight.detach(), bias.detach() if bias is not None else None
     base = "tiles" if width < len(weight) else "torch"
     if product in ("torch", "tiles"):
-        return Choice(base, torch_product(weight, bias), {}, {})
+        return Choice(base, torch_product(weight, bias))
     candidates = {base: torch_product(weight, bias)}
     if weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.is_contiguous():
         candidates |= _others(weight, bias, rows)
@@ -121,9 +141,9 @@ def choose(weight: Tensor, bias: Tensor | None, rows: int, width: int, product: 
             raise InputError(
                 f"product={product!r} can't be had for this unembedding ({weight.dtype}, {weight.device}). Use 'torch'."
             )
-        return Choice(product, candidates[product], {}, {})
+        return Choice(product, candidates[product])
     if len(candidates) == 1:
-        return Choice(base, candidates[base], {}, {})
+        return Choice(base, candidates[base])
     with torch.no_grad():
         return _fastest(candidates, weight, bias, rows, width)
 
@@ -131,7 +151,7 @@ def choose(weight: Tensor, bias: Tensor | None, rows: int, width: int, product: 
 def _others(weight: Tensor, bias: Tensor | None, rows: int) -> dict[str, Product]:
     """The products of other libraries that can be had for this weight."""
     found = {"numpy": numpy_product(weight, bias)}
-    if torch.backends.mkldnn.is_available() and weight.numel() * weight.element_size() <= MAX_PACKED_BYTES:
+    if torch.backends.mkldnn.is_available() and weight.nbytes <= MAX_PACKED_BYTES:
         product = onednn_product(weight, bias, rows=rows)
         try:
             product(torch.zeros(rows, weight.shape[1]), 0, torch.empty(rows, 1))
@@ -146,31 +166,51 @@ def _fastest(candidates: dict[str, Product], weight: Tensor, bias: Tensor | None
     base = next(iter(candidates))
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(rows, weight.shape[1], generator=generator)
-    out, scratch = torch.empty(rows, width), torch.empty(slice_rows(rows, width), width)
+    out = torch.empty(rows, width)
+    scratch = {size: torch.empty(slice_rows(rows, width, size), width) for size in (CPU_SLICE_BYTES, LARGE_SLICE_BYTES)}
     exact = hidden[:16].double() @ weight[:4096].double().T + (bias[:4096].double() if bias is not None else 0.0)
-    errors: dict[str, float] = {}
-    seconds: dict[str, list[float]] = {}
+    errors = {
+        name: float((product(hidden, 0, out)[:16, :4096].double() - exact[:, :width]).abs().max())
+        for name, product in candidates.items()
+    }
+    accurate = {name: product for name, product in candidates.items() if errors[name] <= 3 * errors[base]}
 
-    def run(product: Product) -> float:
+    def read(product: Product, slice_bytes: int, whole: bool) -> float:
         started = time.perf_counter()
-        product(hidden, 0, out)
-        Reduction(Search(rows, 1, width), None, scratch).add(out)
+        logits = product(hidden, 0, out)
+        started = started if whole else time.perf_counter()
+        Reduction(Search(rows, USUAL_K, width), None, scratch[slice_bytes]).add(logits)
         return time.perf_counter() - started
 
-    for name, product in list(candidates.items()):
-        run(product)  # the warm-up
-        product(hidden, 0, out)
-        errors[name] = float((out[:16, :4096].double() - exact[:, :width]).abs().max())
-        if errors[name] > 3 * errors[base]:
-            del candidates[name]
-    for _ in range(2):  # in turn, so that a machine that slows down slows all of them
-        for name, product in candidates.items():
-            if name not in seconds or min(seconds[name]) <= min(seconds[base]):
-                run(product)  # cold, it would pay for the threads that the one before it left spinning
-                seconds.setdefault(name, []).extend([run(product), run(product)])
-    median = {name: statistics.median(times) for name, times in seconds.items()}
-    best = min(median, key=lambda name: median[name] * (1 if name == base else GAIN))
+    slice_bytes, _ = _race({size: partial(read, candidates[base], size, False) for size in scratch})
+    best, seconds = _race({name: partial(read, product, slice_bytes, True) for name, product in accurate.items()}, NAP)
     operations = 2 * rows * width * weight.shape[1] / 1e9
-    choice = Choice(best, candidates[best], {name: operations / s for name, s in median.items()}, errors)
-    logger.info("Product for the unembedding: %s (GFLOP/s: %s)", best, {n: round(g) for n, g in choice.gflops.items()})
-    return choice
+    gflops = {name: operations / took for name, took in seconds.items()}
+    logger.info("Product for the unembedding: %s (GFLOP/s: %s)", best, {name: round(g) for name, g in gflops.items()})
+    return Choice(best, candidates[best], gflops, errors, slice_bytes)
+
+
+def _race(runs: Mapping[Name, Callable[[], float]], nap: float = 0.0) -> tuple[Name, dict[Name, float]]:
+    """Which is fastest, and the median seconds of each; the first, where none is clearly faster.
+
+    Args:
+        runs: each says how many seconds it took.
+        nap: seconds to wait before another one's turn.
+    """
+    first = next(iter(runs))
+    seconds: dict[Name, list[float]] = {name: [] for name in runs}
+    for _ in range(ROUNDS):  # in turn, so that a machine that slows down slows all of them
+        for name, run in runs.items():
+            if min(seconds[name], default=0.0) > min(seconds[first], default=math.inf):
+                continue  # it has lost
+            time.sleep(nap)
+            run()  # wakes its threads
+            seconds[name].append(run())
+    median = {name: statistics.median(times) for name, times in seconds.items()}
+    faster = [
+        name
+        for name, times in seconds.items()
+        if median[name] * GAIN <= median[first]
+        and all(own < of_first for own, of_first in zip(times, seconds[first], strict=False))
+    ]
+    return min(faster, key=lambda name: median[name], default=first), median

@@ -164,11 +164,10 @@ class ShortPath:
         out: Float[Tensor, "row token"],
         product: Product | None = None,
     ) -> Float[Tensor, "row token"]:
-        """Logits of the tokens from ``first`` on, as many as ``out`` has room for."""
+        """Logits of the tokens from ``first`` on, as many as ``out`` has room for; in it, where the product can write there."""
         weight = self.weight
         assert weight is not None
-        (product or torch_product(weight, self.bias))(hidden.to(weight.device), first, out)
-        return out
+        return (product or torch_product(weight, self.bias))(hidden.to(weight.device), first, out)
 
     def unembed_tokens(self, hidden: Float[Tensor, "row d"], ids: Int[Tensor, " token"]) -> Float[Tensor, "row token"]:
         """Logits of some tokens, by torch's own product."""

@@ -20,6 +20,7 @@ from murano.readout.stats import js_of, kl_of
 
 #: Rows that are reduced together on a CPU: few enough for a slice of logits and one of exponentials to stay in cache.
 CPU_SLICE_BYTES = 3 << 19
+_LOG2_E = math.log2(math.e)
 _DIVERGENCES = {"kl": kl_of, "js": js_of}
 
 
@@ -91,9 +92,8 @@ class Reduction:
             diverged: where the divergences of each slice go, by name.
         """
         n, width = logits.shape
-        step = n if logits.device.type != "cpu" else slice_rows(n, width)
-        if self.scratch is not None:
-            step = max(1, min(step, self.scratch.numel() // width))
+        room = 4 * self.scratch.numel() if self.scratch is not None else None
+        step = n if logits.device.type != "cpu" else slice_rows(n, width, room)
         peaks, totals, weighted, asked, ranks = [], [], [], [], []
         for start in range(0, n, step):
             x = logits[start : start + step]
@@ -201,14 +201,16 @@ def _room(scratch: Tensor | None, like: Tensor) -> Tensor:
     return torch.empty_like(like) if scratch is None else scratch.view(-1)[: like.numel()].view(like.shape)
 
 
-def slice_rows(rows: int, vocab: int) -> int:
-    """How many of ``rows`` rows are reduced together on a CPU."""
-    return min(rows, max(1, CPU_SLICE_BYTES // (4 * vocab)))
+def slice_rows(rows: int, vocab: int, max_bytes: int | None = None) -> int:
+    """How many of ``rows`` rows are reduced together on a CPU: slices of one size, of at most ``max_bytes`` or one row."""
+    most = max(1, (max_bytes or CPU_SLICE_BYTES) // (4 * vocab))
+    return -(-rows // max(1, -(-rows // most)))
 
 
 def _sums(x: Float[Tensor, "row vocab"], scratch: Tensor | None) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"]]:
     """``sum exp(x)`` and ``sum x exp(x)``."""
-    exponentials = torch.exp(x, out=_room(scratch, x))
+    # Not exp: on a CPU that is MKL's, three times as slow on AMD's processors as torch's own exp2.
+    exponentials = torch.mul(x, _LOG2_E, out=_room(scratch, x)).exp2_()
     total = exponentials.sum(dim=-1)
     weighted = exponentials.mul_(x).sum(dim=-1)
     if not math.isfinite(weighted.sum().item()):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.reading import held, own_logits
+from support.reading import fresh, held, own_logits
 from torch import Tensor
 
 from murano.errors import InputError
@@ -33,8 +33,7 @@ def test_products_of_tiles_are_the_product(make: Make, biased: bool) -> None:
     multiply = make(weight, bias)
     for first, width in ((0, 300), (0, 64), (64, 64), (256, 44)):
         for _ in range(2):  # what is packed once is used again
-            out = torch.full((7, width), torch.nan)
-            multiply(rows, first, out)
+            out = multiply(rows, first, torch.full((7, width), torch.nan))
             assert (out.double() - exact[:, first : first + width]).abs().max() < 1e-5
 
 
@@ -42,10 +41,9 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, **libraries: tuple[float, float])
     """Libraries that take so many seconds for a product and are off by so much."""
 
     def make(seconds: float, error: float) -> product.Product:
-        def multiply(rows: Tensor, first: int, out: Tensor) -> None:
-            torch_product(weight_of())(rows, first, out)
-            out.add_(error)
+        def multiply(rows: Tensor, first: int, out: Tensor) -> Tensor:
             time.sleep(seconds)
+            return torch_product(weight_of())(rows, first, out).add_(error)
 
         return multiply
 
@@ -60,7 +58,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, **libraries: tuple[float, float])
     [
         ({"torch": (0.03, 0.0), "onednn": (0.003, 0.0), "numpy": (0.01, 0.0)}, "onednn"),
         ({"torch": (0.03, 0.0), "onednn": (0.003, 0.1), "numpy": (0.01, 0.0)}, "numpy"),  # the fastest is not accurate
-        ({"torch": (0.03, 0.0), "onednn": (0.028, 0.0)}, "tiles"),  # too little to gain
+        ({"torch": (0.03, 0.0), "onednn": (0.0295, 0.0)}, "tiles"),  # too little to gain
         ({"torch": (0.003, 0.0), "onednn": (0.03, 0.0), "numpy": (0.03, 0.0)}, "tiles"),
     ],
 )
@@ -102,3 +100,31 @@ def test_torch_pinned_at_equal_shapes_is_the_model_to_the_bit(family: str, dtype
     lens = logit_lens(model, [Prompt(token_ids=tuple(ids[0].tolist()))], layers="last", keep="logits", product="torch")
     assert lens.logits is not None
     assert torch.equal(lens.logits[0], own_logits(model.hf_model, ids).float())
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_packed_weight_is_packed_anew_when_it_was_written_to_unseen(family: str) -> None:
+    model = fresh(family)
+    prompt = [Prompt(token_ids=tuple(range(20, 29)))]
+    weight: Any = model.tail.weight
+    for change in (lambda w: w.flip(0), lambda w: 1.5 * w, lambda w: w):
+        weight.data.copy_(change(weight.data))
+        packed, own = (logit_lens(model, prompt, product=name) for name in ("onednn", "torch"))
+        assert torch.allclose(packed.top_probs, own.top_probs, atol=1e-5)
+        assert torch.equal(packed.top_ids, own.top_ids)
+
+
+def test_slices_are_as_large_as_is_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, width = 64, 300
+    sizes = (4 * 8 * width, 4 * rows * width)
+    monkeypatch.setattr(product, "CPU_SLICE_BYTES", sizes[0])
+    monkeypatch.setattr(product, "LARGE_SLICE_BYTES", sizes[1])
+    for slow in sizes:
+
+        class Slow(product.Reduction):
+            def add(self, logits: Tensor, *args: Any, **kwargs: Any) -> None:
+                assert self.scratch is not None
+                time.sleep(0.02 if self.scratch.numel() * 4 == slow else 0.001)  # noqa: B023
+
+        monkeypatch.setattr(product, "Reduction", Slow)
+        assert choose(weight_of(), None, rows, width).slice_bytes == sum(sizes) - slow
