@@ -72,8 +72,8 @@ def _murano(**asked: Any) -> Callable[[MuranoModel, Ids, str], Run]:
     return make
 
 
-def bare_product(model: MuranoModel, ids: Ids, positions: str, tiles: bool = False) -> Run:
-    """The floor of torch's own product: forward, norm, and products of the same rows in the same chunks; no result.
+def bare_product(model: MuranoModel, ids: Ids, positions: str, tiles: bool = False, library: str = "torch") -> Run:
+    """The floor of a library's own product: forward, norm, and products of the same rows in the same chunks; no result.
 
     Args:
         model: the model.
@@ -81,6 +81,7 @@ def bare_product(model: MuranoModel, ids: Ids, positions: str, tiles: bool = Fal
         positions: ``"all"`` or ``"last"``.
         tiles: multiply many rows with a tile of the vocabulary at a time, as Murano does, instead of as many as whole rows of logits
             have room for.
+        library: ``"torch"``, or ``"onednn"`` with all of the weight packed beforehand.
     """
     hf: Any = model.hf_model
     blocks, norm, weight = hf.model.layers, hf.model.norm, hf.lm_head.weight
@@ -88,6 +89,9 @@ def bare_product(model: MuranoModel, ids: Ids, positions: str, tiles: bool = Fal
     planned = plan(torch.empty(1, width), 5, MAX_CHUNK_BYTES) if tiles else None
     if planned is not None:
         room, width = planned
+    tiles_of_weight = weight.detach().split(width)
+    if library == "onednn":
+        tiles_of_weight = [torch.ops.mkldnn._reorder_linear_weight(tile, room) for tile in tiles_of_weight]
 
     @torch.no_grad()
     def run() -> None:
@@ -102,8 +106,11 @@ def bare_product(model: MuranoModel, ids: Ids, positions: str, tiles: bool = Fal
             while len(rows) >= room or (len(rows) and not whole):
                 now, rows = rows[:room], rows[room:]
                 hidden = norm(now)
-                for tile in weight.split(width):
-                    torch.mm(hidden, tile.T, out=buffer.view(-1)[: len(now) * len(tile)].view(len(now), -1))
+                for tile in tiles_of_weight:
+                    if library == "onednn":
+                        torch.ops.mkldnn._linear_pointwise(hidden, tile, None, "none", [], "")
+                    else:
+                        torch.mm(hidden, tile.T, out=buffer.view(-1)[: len(now) * len(tile)].view(len(now), -1))
             waiting.append(rows)
 
         def hook(module: Any, args: Any, output: Any) -> None:
@@ -180,6 +187,7 @@ CONTENDERS: dict[str, Contender] = {
     "murano-top1": Contender("Murano, top-1", _murano(top_k=1)),
     "bare": Contender("bare product (torch.mm)", bare_product),
     "bare-tiles": Contender("bare product in Murano's tiles", partial(bare_product, tiles=True)),
+    "bare-onednn": Contender("bare product in tiles by oneDNN", partial(bare_product, tiles=True, library="onednn")),
     "transformers": Contender("transformers, softmax per layer", plain_transformers),
     "nnterp": Contender("nnterp logit_lens", nnterp_lens, ("last",), own_model=True),
     "forward": Contender("plain forward, last logits", forward_alone(1)),

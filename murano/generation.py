@@ -185,15 +185,16 @@ class _Run:
 
     def write(self, group: Sequence[int], progress: Any) -> None:
         """Continue prompts of one length until each has ended."""
-        stepper, reader = Stepper(self.model.anatomy, self.model.cache), self.reader
+        stepper, reader, ending = Stepper(self.model.anatomy, self.model.cache), self.reader, self.model.ending
         in_batch = list(group)
         new = torch.tensor([self.encoded[prompt] for prompt in group])
         for step in range(self.width):
             rows = [row for row, prompt in enumerate(in_batch) if self.finished[prompt] is None]
             prompts = [in_batch[row] for row in rows]
-            logits, taken = stepper.step(
-                new.to(self.model.device), {*reader.sources, reader.last}, ending=self.model.ending, mid=reader.mid
-            )
+            with self.model.in_pieces(new.shape[1]):
+                logits, taken = stepper.step(
+                    new.to(self.model.device), {*reader.sources, reader.last}, ending=ending, mid=reader.mid
+                )
             logits = logits[rows]
             chosen = self.sampler.choose(logits, prompts)
             self._keep(prompts, step, chosen, logits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,7 +21,7 @@ from murano.model.tail import ShortPath
 from murano.readout.reduce import RowStats, reduce_rows, slice_rows
 from murano.readout.request import check_whole
 from murano.readout.stats import log_softmax
-from murano.tiles import FEWEST_ROWS, Tiles, plan, whole_panels
+from murano.tiles import FEWEST_ROWS, Tiles, plan, turns, whole_panels
 
 logger = logging.getLogger(__name__)
 
@@ -144,15 +145,17 @@ class Reader:
         width, tiles = row.shape[1], None
         if product != "torch" and not divergences and tables.logits is None and self.tail.tiles is not None:
             tiles = plan(row, tables.top_ids.shape[-1], max_chunk_bytes)
+        rows = self.chunk
         if tiles is not None:
-            self.chunk, width = tiles
+            rows, width = tiles
+            self.chunk = rows * turns(tables.top_ids.shape[-1])
         self.buffer = row
         self.scratch: Tensor | None = None
         self.waiting: list[tuple[Tensor, Tensor]] = []
         self.apart = apart
         # Timing the products costs as much as a few chunks: not worth it for a few chunks.
         few = tables.entropy.numel() < WORTH_TIMING
-        chosen = model.product(self.chunk, "tiles" if product == "auto" and few else product, width)
+        chosen = model.product(rows, "tiles" if product == "auto" and few else product, width)
         self.slice_bytes = chosen.slice_bytes
         self.product: Product | None = chosen.product if tiles is None else None
         self.tiles: Tiles | None = None
@@ -167,23 +170,31 @@ class Reader:
 
         def on_stream(address: Address, stream: Float[Tensor, "batch position d_model"]) -> None:
             if address in self.sources:
-                self._take(address, stream[row.to(stream.device), position.to(stream.device)], cell)
+                place = (row.to(stream.device), position.to(stream.device))
+                self._note_odd(address, stream, place)
                 # A replayed forward can't run inside the forward that is being read: there rows wait until it has ended.
-                if self.tail.name == "short":
-                    self.flush(whole_chunks=True)
+                inside = self.tail.name == "short"
+                step = self.chunk if inside and not self.divergences else max(1, len(cell))
+                for start in range(0, len(cell), step):  # a copy of few of a long prompt's rows at a time
+                    part = slice(start, start + step)
+                    self._take(address, stream[place[0][part], place[1][part]], cell[part])
+                    if inside:
+                        self.flush(whole_chunks=True)
             if address == self.last:
                 final.append(stream[:1, batch.lengths[0] - 1])
                 if self.divergences:
                     final.append(stream[row.to(stream.device), position.to(stream.device)])
 
-        logits = residuals.forward(
-            self.model.anatomy,
-            batch.ids.to(self.model.device),
-            {*self.sources, self.last},
-            on_stream,
-            ending=self.model.ending,
-            mid=self.mid,
-        )
+        ending = self.model.ending  # found out by forwards of its own
+        with self.model.in_pieces(batch.ids.shape[1]):
+            logits = residuals.forward(
+                self.model.anatomy,
+                batch.ids.to(self.model.device),
+                {*self.sources, self.last},
+                on_stream,
+                ending=ending,
+                mid=self.mid,
+            )
         self.flush(whole_chunks=True)
         if self.divergences:
             self._compare(final[1], cell)
@@ -198,6 +209,7 @@ class Reader:
             cell: where they go.
         """
         for address, of_layer in rows.items():
+            self._note_odd(address, of_layer)
             self._take(address, of_layer, cell)
         self.flush(whole_chunks=True)
         if self.divergences:
@@ -217,6 +229,7 @@ class Reader:
         for address, of_layer in zip(self.sources, rows, strict=True):
             if address in self.sources[: self.sources.index(address)]:
                 continue  # named twice: as a layer and as what is read after it
+            self._note_odd(address, of_layer[cell])
             self._take(address, of_layer[cell], cell)
             self.flush(whole_chunks=True)
         if self.divergences:
@@ -227,9 +240,8 @@ class Reader:
 
     def _take(self, source: Address, rows: Float[Tensor, "row d_model"], cell: Int[Tensor, " row"]) -> None:
         n_cells = self.tables.entropy.shape[1]
-        for layer, address in enumerate(self.addresses):
-            if self.sources[layer] == source:
-                self._note_odd(address, rows)
+        for layer, own in enumerate(self.sources):
+            if own == source:
                 if self.divergences:  # they wait for the last layer
                     self.held.append((layer, rows))
                 else:
@@ -344,14 +356,16 @@ class Reader:
                 self.scratch = torch.empty(slice_rows(n, vocab, self.slice_bytes), vocab)
         return self.tail.project(rows, self.buffer[:n], self.product)
 
-    def _note_odd(self, address: Address, rows: Tensor) -> None:
-        peak = rows.abs().amax(dim=-1)
-        for what, where in (("not finite", ~peak.isfinite()), ("all zero", peak == 0)):
-            count = int(where.sum())
-            if count:
-                self._note(
-                    what, address, f"Residuals are {what} from {address} on ({count} of {len(rows)} rows there)."
-                )
+    def _note_odd(self, source: Address, stream: Float[Tensor, "*row d_model"], place: Any = ...) -> None:
+        """Say what is odd about rows of the stream: all of them, or those in some places."""
+        peak = torch.linalg.vector_norm(stream, torch.inf, dim=-1)[place]
+        for address, own in zip(self.addresses, self.sources, strict=True):
+            if own == source:
+                for what, where in (("not finite", ~peak.isfinite()), ("all zero", peak == 0)):
+                    count = int(where.sum())
+                    if count:
+                        note = f"Residuals are {what} from {address} on ({count} of {peak.numel()} rows there)."
+                        self._note(what, address, note)
 
     def _note(self, what: str, address: Address, note: str) -> None:
         """Say once what is odd."""

@@ -1,6 +1,6 @@
 """Many rows, a tile of the vocabulary at a time: product and reduction together.
 
-The unembedding is fetched from memory once for a thousand rows instead of once for as many as have room for all their logits, and what
+The unembedding is fetched from memory once for many hundred rows instead of once for as many as have room for all their logits, and what
 the product writes is reduced while it is in cache. That more than pays for the reduction.
 """
 
@@ -16,7 +16,9 @@ from murano.readout.reduce import CPU_SLICE_BYTES, Reduction, RowStats, slice_ro
 from murano.readout.search import Search
 
 #: Tokens in a tile, and the most rows that are read together.
-WIDTH, MOST_ROWS = 4096, 1024
+WIDTH, MOST_ROWS = 4096, 768
+#: How often so many rows take turns with a tile, where few tokens are kept of each: a library that packs the tile does it once for all.
+TURNS, FEW_TOKENS = 4, 5
 #: Fewer rows are read whole.
 FEWEST_ROWS = 256
 #: Rows and columns that a product takes together.
@@ -47,13 +49,18 @@ def plan(row: Float[Tensor, "1 vocab"], top_k: int, max_bytes: int) -> tuple[int
     return (rows, width) if rows >= FEWEST_ROWS else None
 
 
+def turns(top_k: int) -> int:
+    """How often rows take turns with a tile: what is kept of all of them meanwhile grows with ``top_k``."""
+    return max(1, TURNS * FEW_TOKENS // max(top_k, FEW_TOKENS))
+
+
 class Tiles:
     """Reads rows a tile of the vocabulary at a time.
 
     Args:
         tail: one whose logits can be had a few tokens at a time.
         product: how the unembedding is multiplied.
-        rows: the most rows that are read together.
+        rows: the most rows that are multiplied together.
         width: tokens in a tile.
         slice_bytes: bytes of logits that are reduced together.
     """
@@ -89,12 +96,23 @@ class Tiles:
             self._room = weight.new_empty(self.rows * self.width)
             self._scratch = torch.empty(slice_rows(self.rows, self.width, self.slice_bytes), self.width)
         foreseen = self._foresee(hidden, different, tokens) if tokens is not None else None
-        search = Search(len(hidden), top_k, len(weight))
-        reduction = Reduction(search, self.tail.finish, self._scratch, tokens, foreseen)
+        groups = hidden.split(self.rows)
+        reductions = [
+            Reduction(
+                Search(len(group), top_k, len(weight)),
+                self.tail.finish,
+                self._scratch,
+                tokens[start : start + len(group)] if tokens is not None else None,
+                foreseen[start : start + len(group)] if foreseen is not None else None,
+            )
+            for start, group in zip(range(0, len(hidden), self.rows), groups, strict=True)
+        ]
         for first, width in self._tiles(len(weight)):
-            out = self._room[: len(hidden) * width].view(len(hidden), width)
-            reduction.add(self.tail.unembed(hidden, first, out, self.product), first)
-        return reduction.stats(), reduction.sure()
+            for group, reduction in zip(groups, reductions, strict=True):
+                out = self._room[: len(group) * width].view(len(group), width)
+                reduction.add(self.tail.unembed(group, first, out, self.product), first)
+        found = [reduction.stats() for reduction in reductions]
+        return RowStats.cat(found), torch.cat([reduction.sure() for reduction in reductions])
 
     def logits(self, rows: Float[Tensor, "row d_model"], like: Tensor) -> Float[Tensor, "row vocab"]:
         """All logits of a few rows, before :attr:`~murano.model.tail.ShortPath.finish`, by the same product.

@@ -34,7 +34,8 @@ from murano.model.loading import (
     parse_dtype,
 )
 from murano.model.parts import Parts, find_parts
-from murano.model.product import Choice, checksum, choose
+from murano.model.pieces import LONG, find_positionwise, in_pieces
+from murano.model.product import Choice, choose
 from murano.model.proof import ReadoutProof, prove
 from murano.model.steering import Continuation, added, check_vectors
 from murano.model.stepping import CacheProof, Stepper, prove_cache
@@ -240,6 +241,15 @@ class MuranoModel:
         return residuals.find_mid(self.anatomy)
 
     @functools.cached_property
+    def _positionwise(self) -> list[nn.Module]:
+        """The modules that read each position by itself, the MLPs of most families: of a long prompt they can take a piece at a time."""
+        return find_positionwise(self.anatomy)
+
+    def in_pieces(self, positions: int) -> contextlib.AbstractContextManager[None]:
+        """While it is open, a forward of so many positions holds no MLP's activations of all of them, where they are many."""
+        return in_pieces(self._positionwise if positions > LONG else ())
+
+    @functools.cached_property
     def cache(self) -> CacheProof:
         """The cache that a generation can go on from, held against a forward without one."""
         return prove_cache(self.anatomy)
@@ -273,11 +283,11 @@ class MuranoModel:
         weight, bias = self.tail.weight, self.tail.bias
         if weight is None:
             weight, name = torch.empty(0, 0), "torch"
-        # A product keeps the weight that it was made for, in an order of its own perhaps.
+        # A product keeps the weight that it was made for.
         parameters = [p for p in (weight, bias) if p is not None]
         now = tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters)
         self._products = {key: choice for key, choice in self._products.items() if key[0] == now}
-        key = (now, rows, width, name, checksum(weight) if name in ("auto", "onednn") else "")
+        key = (now, rows, width, name)
         if key not in self._products:
             self._products[key] = choose(weight, bias, rows, width or len(weight), name)
         return self._products[key]

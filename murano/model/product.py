@@ -10,10 +10,9 @@ which is a matter of caches. Nothing global is set: the choice is for this weigh
 from __future__ import annotations
 
 import logging
-import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -30,30 +29,28 @@ from murano.readout.search import Search
 logger = logging.getLogger(__name__)
 Name = TypeVar("Name")
 
-#: The logits of the tokens from one on, as many as ``out`` has room for: ``product(rows, first, out)``. What is returned is ``out``, where
-#: the library can be told where to write.
-Product = Callable[[Float[Tensor, "row d"], int, Float[Tensor, "row token"]], Float[Tensor, "row token"]]
+#: Writes the logits of the tokens from one on, as many as there is room for: ``product(rows, first, out)``.
+Product = Callable[[Float[Tensor, "row d"], int, Float[Tensor, "row token"]], None]
 
-#: How much faster than the first another must be, and faster in every round: on a busy machine less is noise.
+#: How much faster than the first another must be, and in how many rounds that is found out.
 GAIN, ROUNDS = 1.05, 3
-#: Seconds after which the threads that another library left spinning have gone to sleep.
-NAP = 0.04
 #: How many tokens are mostly kept of a row.
 USUAL_K = 5
 #: Slices of this size are reduced faster than :data:`~murano.readout.reduce.CPU_SLICE_BYTES` where the cores' common cache is fast (AMD).
-LARGE_SLICE_BYTES = 16 << 20
-#: oneDNN keeps a copy of the weight in its own order; a larger one is not worth the memory.
-MAX_PACKED_BYTES = 256 << 20
+LARGE_SLICE_BYTES = 8 << 20
+#: Rows that oneDNN multiplies together.
+ONEDNN_ROWS = 256
 
 
 def torch_product(weight: Float[Tensor, "vocab d"], bias: Float[Tensor, " vocab"] | None = None) -> Product:
     """The product as torch's ``linear`` does it: of whole rows, and at equal shapes, the model's own numbers to the bit."""
 
-    def product(rows: Tensor, first: int, out: Tensor) -> Tensor:
+    def product(rows: Tensor, first: int, out: Tensor) -> None:
         tile = slice(first, first + out.shape[1])
         if bias is None:
-            return torch.mm(rows, weight[tile].T, out=out)
-        return torch.addmm(bias[tile], rows, weight[tile].T, out=out)
+            torch.mm(rows, weight[tile].T, out=out)
+        else:
+            torch.addmm(bias[tile], rows, weight[tile].T, out=out)
 
     return product
 
@@ -62,27 +59,31 @@ def numpy_product(weight: Float[Tensor, "vocab d"], bias: Float[Tensor, " vocab"
     """The product through numpy's BLAS, on the same memory."""
     import numpy
 
-    def product(rows: Tensor, first: int, out: Tensor) -> Tensor:
+    def product(rows: Tensor, first: int, out: Tensor) -> None:
         tile = slice(first, first + out.shape[1])
         numpy.matmul(rows.contiguous().numpy(), weight[tile].numpy().T, out=out.numpy())
-        return out if bias is None else out.add_(bias[tile])
+        if bias is not None:
+            out.add_(bias[tile])
 
     return product
 
 
-def onednn_product(
-    weight: Float[Tensor, "vocab d"], bias: Float[Tensor, " vocab"] | None = None, *, rows: int
-) -> Product:
-    """The product through oneDNN, on a copy of the weight in the order it likes best for chunks of ``rows``."""
-    packed: dict[tuple[int, int], Tensor] = {}
+def onednn_product(weight: Float[Tensor, "vocab d"], bias: Float[Tensor, " vocab"] | None = None) -> Product:
+    """The product through oneDNN, which likes a weight in an order of its own: of the tile at hand a copy is kept in it.
 
-    def product(hidden: Tensor, first: int, out: Tensor) -> Tensor:
+    It can't be told where to write: what it returns is copied while it is in cache.
+    """
+    kept: dict[tuple[int, int], Tensor] = {}
+
+    def product(rows: Tensor, first: int, out: Tensor) -> None:
         key, tile = (first, out.shape[1]), slice(first, first + out.shape[1])
-        if key not in packed:  # tile by tile, so that what is only timed is not copied whole
-            packed[key] = torch.ops.mkldnn._reorder_linear_weight(weight[tile], rows)
+        ordered = weight if out.shape[1] == len(weight) else kept.get(key)
+        if ordered is None:
+            kept.clear()
+            ordered = kept[key] = torch.ops.mkldnn._reorder_linear_weight(weight[tile], ONEDNN_ROWS)
         of_tile = bias[tile] if bias is not None else None
-        logits: Tensor = torch.ops.mkldnn._linear_pointwise(hidden, packed[key], of_tile, "none", [], "")
-        return logits
+        for some, room in zip(rows.split(ONEDNN_ROWS), out.split(ONEDNN_ROWS), strict=True):
+            room.copy_(torch.ops.mkldnn._linear_pointwise(some, ordered, of_tile, "none", [], ""))
 
     return product
 
@@ -107,14 +108,6 @@ class Choice:
     slice_bytes: int = CPU_SLICE_BYTES
 
 
-def checksum(weight: Float[Tensor, "vocab d"]) -> str:
-    """What differs when a weight was written to, through ``.data`` too, which torch does not count; empty for one that is never packed."""
-    if (weight.device.type, weight.dtype) != ("cpu", torch.float32) or not 0 < weight.nbytes <= MAX_PACKED_BYTES:
-        return ""
-    of_rows, of_columns = (torch.linspace(0.5, 1.5, n) for n in weight.shape)
-    return str(float(torch.mv(weight.detach(), of_columns).dot(of_rows)))
-
-
 def choose(weight: Tensor, bias: Tensor | None, rows: int, width: int, product: str = "auto") -> Choice:
     """Choose the product for chunks of ``rows`` rows and ``width`` tokens.
 
@@ -135,7 +128,7 @@ def choose(weight: Tensor, bias: Tensor | None, rows: int, width: int, product: 
         return Choice(base, torch_product(weight, bias))
     candidates = {base: torch_product(weight, bias)}
     if weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.is_contiguous():
-        candidates |= _others(weight, bias, rows)
+        candidates |= _others(weight, bias)
     if product != "auto":
         if product not in candidates:
             raise InputError(
@@ -148,13 +141,13 @@ def choose(weight: Tensor, bias: Tensor | None, rows: int, width: int, product: 
         return _fastest(candidates, weight, bias, rows, width)
 
 
-def _others(weight: Tensor, bias: Tensor | None, rows: int) -> dict[str, Product]:
+def _others(weight: Tensor, bias: Tensor | None) -> dict[str, Product]:
     """The products of other libraries that can be had for this weight."""
     found = {"numpy": numpy_product(weight, bias)}
-    if torch.backends.mkldnn.is_available() and weight.nbytes <= MAX_PACKED_BYTES:
-        product = onednn_product(weight, bias, rows=rows)
+    if torch.backends.mkldnn.is_available():
+        product = onednn_product(weight, bias)
         try:
-            product(torch.zeros(rows, weight.shape[1]), 0, torch.empty(rows, 1))
+            product(torch.zeros(1, weight.shape[1]), 0, torch.empty(1, 1))
             found["onednn"] = product
         except (RuntimeError, AttributeError) as error:  # another build of torch may lack these operators
             logger.debug("oneDNN's product can't be had: %s", error)
@@ -169,48 +162,46 @@ def _fastest(candidates: dict[str, Product], weight: Tensor, bias: Tensor | None
     out = torch.empty(rows, width)
     scratch = {size: torch.empty(slice_rows(rows, width, size), width) for size in (CPU_SLICE_BYTES, LARGE_SLICE_BYTES)}
     exact = hidden[:16].double() @ weight[:4096].double().T + (bias[:4096].double() if bias is not None else 0.0)
-    errors = {
-        name: float((product(hidden, 0, out)[:16, :4096].double() - exact[:, :width]).abs().max())
-        for name, product in candidates.items()
-    }
+    errors: dict[str, float] = {}
+    for name, product in candidates.items():
+        product(hidden, 0, out)
+        errors[name] = float((out[:16, :4096].double() - exact[:, :width]).abs().max())
     accurate = {name: product for name, product in candidates.items() if errors[name] <= 3 * errors[base]}
 
     def read(product: Product, slice_bytes: int, whole: bool) -> float:
         started = time.perf_counter()
-        logits = product(hidden, 0, out)
+        product(hidden, 0, out)
         started = started if whole else time.perf_counter()
-        Reduction(Search(rows, USUAL_K, width), None, scratch[slice_bytes]).add(logits)
+        Reduction(Search(rows, USUAL_K, width), None, scratch[slice_bytes]).add(out)
         return time.perf_counter() - started
 
-    slice_bytes, _ = _race({size: partial(read, candidates[base], size, False) for size in scratch})
-    best, seconds = _race({name: partial(read, product, slice_bytes, True) for name, product in accurate.items()}, NAP)
+    slice_bytes = _clearly_fastest(_timed({size: partial(read, candidates[base], size, False) for size in scratch}))
+    runs = {name: partial(read, product, slice_bytes, True) for name, product in accurate.items()}
+    # numpy's threads go on spinning for a tenth of a second, at the cost of whoever comes next.
+    alone = {name: runs.pop(name) for name in ("numpy",) if name in runs}
+    seconds = _timed(runs) | _timed(alone)
+    best = _clearly_fastest(seconds)
     operations = 2 * rows * width * weight.shape[1] / 1e9
-    gflops = {name: operations / took for name, took in seconds.items()}
+    gflops = {name: operations / statistics.median(took) for name, took in seconds.items()}
     logger.info("Product for the unembedding: %s (GFLOP/s: %s)", best, {name: round(g) for name, g in gflops.items()})
     return Choice(best, candidates[best], gflops, errors, slice_bytes)
 
 
-def _race(runs: Mapping[Name, Callable[[], float]], nap: float = 0.0) -> tuple[Name, dict[Name, float]]:
-    """Which is fastest, and the median seconds of each; the first, where none is clearly faster.
-
-    Args:
-        runs: each says how many seconds it took.
-        nap: seconds to wait before another one's turn.
-    """
-    first = next(iter(runs))
+def _timed(runs: Mapping[Name, Callable[[], float]]) -> dict[Name, list[float]]:
+    """Seconds of each, in turn, so that a machine that slows down slows all of them."""
     seconds: dict[Name, list[float]] = {name: [] for name in runs}
-    for _ in range(ROUNDS):  # in turn, so that a machine that slows down slows all of them
+    for _ in range(ROUNDS):
         for name, run in runs.items():
-            if min(seconds[name], default=0.0) > min(seconds[first], default=math.inf):
-                continue  # it has lost
-            time.sleep(nap)
             run()  # wakes its threads
             seconds[name].append(run())
-    median = {name: statistics.median(times) for name, times in seconds.items()}
-    faster = [
-        name
-        for name, times in seconds.items()
-        if median[name] * GAIN <= median[first]
-        and all(own < of_first for own, of_first in zip(times, seconds[first], strict=False))
-    ]
-    return min(faster, key=lambda name: median[name], default=first), median
+    return seconds
+
+
+def _clearly_fastest(seconds: Mapping[Name, Sequence[float]]) -> Name:
+    """The fastest; the first, where none is clearly faster: at best as well, or what disturbed the first would speak for the others."""
+    first = next(iter(seconds))
+
+    def is_faster(name: Name) -> bool:
+        return all(of(seconds[name]) * GAIN <= of(seconds[first]) for of in (min, statistics.median))
+
+    return min(filter(is_faster, seconds), key=lambda name: statistics.median(seconds[name]), default=first)

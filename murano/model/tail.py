@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -164,10 +165,11 @@ class ShortPath:
         out: Float[Tensor, "row token"],
         product: Product | None = None,
     ) -> Float[Tensor, "row token"]:
-        """Logits of the tokens from ``first`` on, as many as ``out`` has room for; in it, where the product can write there."""
+        """Logits of the tokens from ``first`` on, as many as ``out`` has room for."""
         weight = self.weight
         assert weight is not None
-        return (product or torch_product(weight, self.bias))(hidden.to(weight.device), first, out)
+        (product or torch_product(weight, self.bias))(hidden.to(weight.device), first, out)
+        return out
 
     def unembed_tokens(self, hidden: Float[Tensor, "row d"], ids: Int[Tensor, " token"]) -> Float[Tensor, "row token"]:
         """Logits of some tokens, by torch's own product."""
@@ -208,7 +210,7 @@ class Replay:
             ids = torch.full((batch, positions), self._filler, device=embedding_device(model))
         calls = 0
 
-        def forward(module: nn.Module) -> Any:
+        def forward(module: nn.Module, *_: Any, **__: Any) -> Any:
             nonlocal calls
             block = blocks[calls]
             calls += 1
@@ -217,7 +219,8 @@ class Replay:
             filler = rows if last else torch.zeros_like(rows)
             return put_at(block.recorded, block.output_path, block.layout.tensor(filler.to(device)))
 
-        with replaced_forward(self.anatomy.modules, forward), at_rest(model, grad=torch.is_grad_enabled()):
+        bypassed = replaced_forward(self.anatomy.modules, lambda module: partial(forward, module))
+        with bypassed, at_rest(model, grad=torch.is_grad_enabled()):
             logits = logits_of(run(model, ids))
         assert logits is not None
         return logits

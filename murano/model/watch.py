@@ -111,13 +111,15 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replaced_forward(modules: Sequence[nn.Module], forward: Callable[..., Any]) -> Iterator[None]:
-    """Let modules return ``forward(module)`` in place of running; whatever replaced their forward before is put back."""
+def replaced_forward(
+    modules: Sequence[nn.Module], replacement: Callable[[nn.Module], Callable[..., Any]]
+) -> Iterator[None]:
+    """Let ``replacement(module)`` run in place of each module's forward; whatever replaced that before is put back."""
     missing = object()
     before = [module.__dict__.get("forward", missing) for module in modules]
     try:
         for module in modules:
-            module.forward = lambda *args, _module=module, **kwargs: forward(_module)
+            module.forward = replacement(module)
         yield
     finally:
         for module, own in zip(modules, before, strict=True):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,7 +21,6 @@ from murano.readout.stats import js_of, kl_of
 
 #: Rows that are reduced together on a CPU: few enough for a slice of logits and one of exponentials to stay in cache.
 CPU_SLICE_BYTES = 3 << 19
-_LOG2_E = math.log2(math.e)
 _DIVERGENCES = {"kl": kl_of, "js": js_of}
 
 
@@ -45,6 +45,18 @@ class RowStats:
     token_log_probs: Float[Tensor, "row token"] | None = None
     token_ranks: Int[Tensor, "row token"] | None = None
     divergences: Mapping[str, Float[Tensor, " row"]] = field(default_factory=dict)
+
+    @classmethod
+    def cat(cls, parts: Sequence[RowStats]) -> RowStats:
+        """The statistics of rows that were read apart, without divergences."""
+        if len(parts) == 1:
+            return parts[0]
+
+        def of(name: str) -> Any:
+            values = [getattr(part, name) for part in parts]
+            return None if values[0] is None else torch.cat(values)
+
+        return cls(**{f.name: of(f.name) for f in fields(cls) if f.name != "divergences"})
 
 
 class Reduction:
@@ -208,12 +220,15 @@ def slice_rows(rows: int, vocab: int, max_bytes: int | None = None) -> int:
 
 
 def _sums(x: Float[Tensor, "row vocab"], scratch: Tensor | None) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"]]:
-    """``sum exp(x)`` and ``sum x exp(x)``."""
-    # Not exp: on a CPU that is MKL's, three times as slow on AMD's processors as torch's own exp2.
-    exponentials = torch.mul(x, _LOG2_E, out=_room(scratch, x)).exp2_()
-    total = exponentials.sum(dim=-1)
-    weighted = exponentials.mul_(x).sum(dim=-1)
+    """``sum exp(x)`` and ``sum x exp(x)`` of rows whose largest number is 0."""
+    # Not exp: on a CPU that is MKL's, which on AMD's processors takes longer than all of softmax.
+    p = torch.softmax(x, dim=-1, out=_room(scratch, x))
+    total = p.amax(dim=-1).reciprocal()  # exp(0) is 1
+    weighted = total * p.mul_(x).sum(dim=-1)
     if not math.isfinite(weighted.sum().item()):
         # A masked token has logit -inf and adds nothing: 0 · -inf is 0 here.
-        weighted = torch.where(x == -torch.inf, 0.0, exponentials).sum(dim=-1)
+        masked = x == -torch.inf
+        nothing = masked.all(dim=-1)
+        total = total.masked_fill(nothing, 0.0)
+        weighted = total * (x.softmax(dim=-1) * x).masked_fill(masked, 0.0).sum(dim=-1)
     return total, weighted

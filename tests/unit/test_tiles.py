@@ -204,14 +204,14 @@ def test_a_vocabulary_of_three_tiles_as_it_comes(
 
 def test_few_rows_and_little_room_are_read_whole() -> None:
     row = torch.empty(1, 49_152)
-    assert plan(row, 5, 32 << 20) == (1024, 4096)
+    assert plan(row, 5, 32 << 20) == (768, 4096)
     assert plan(row, 5, 8 << 20) == (512, 4096)
     assert plan(row, 5, 2 << 20) is None  # no room for enough rows
-    assert plan(row, 192, 32 << 20) == (1024, 4096)
+    assert plan(row, 192, 32 << 20) == (768, 4096)
     assert plan(row, 200, 32 << 20) is None  # so many are sought that whole rows are as good
-    assert plan(row.bfloat16(), 5, 8 << 20) == (1024, 4096)
+    assert plan(row.bfloat16(), 5, 8 << 20) == (768, 4096)
     assert plan(torch.empty(1, 8000), 5, 32 << 20) is None  # one tile would be all of it
-    assert plan(torch.empty(1, 262_144), 5, 32 << 20) == (1024, 4096)
+    assert plan(torch.empty(1, 262_144), 5, 32 << 20) == (768, 4096)
 
 
 def test_whole_logits_by_tiles_are_the_logits() -> None:
