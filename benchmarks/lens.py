@@ -275,10 +275,11 @@ def main() -> None:
     parser.add_argument(
         "--join", type=Path, nargs="+", metavar="JSON", help="measure nothing: write the tables of these results as one"
     )
+    parser.add_argument("--name", default="lens", help="of the results, and of the part of the page that they go to")
     asked = parser.parse_args()
     if asked.join:
         data = joined([json.loads(file.read_text(encoding="utf-8")) for file in asked.join])
-        common.Output("lens", asked.out, keep=True).write(data, table_of(data), draw)
+        common.Output(asked.name, asked.out, keep=True).write(data, table_of(data), draw)
         return
     if asked.rounds < 1:
         parser.error("--rounds must be at least 1")
@@ -303,7 +304,7 @@ def main() -> None:
             data["cases"].append(measure_case(model, case, positions, peers, asked.rounds, not asked.no_memory))
     data["product"] = chosen_product(model)
     data["peers_missing"] = [p.label for n, p in PEERS.items() if n not in installed]
-    output = common.Output("lens", asked.out, keep=not asked.quick)
+    output = common.Output(asked.name, asked.out, keep=not asked.quick)
     output.write(data, table_of(data), draw)
 
 

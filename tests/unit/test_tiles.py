@@ -95,6 +95,29 @@ def test_a_lens_by_tiles_is_the_lens_of_whole_rows(family: str, monkeypatch: pyt
         assert torch.allclose(by_tiles.stats[name], whole.stats[name], atol=2e-5, equal_nan=True), name
 
 
+@pytest.mark.parametrize(("top_k", "turns"), [(3, 4), (5, 4), (6, 3), (10, 2), (11, 1), (16, 1)])
+def test_rows_take_turns_with_a_tile_which_is_packed_once(
+    top_k: int, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = held("llama")
+    whole = logit_lens(model, prompts_of(model), product="torch", top_k=top_k)
+    packed: list[int] = []
+    own = torch.ops.mkldnn._reorder_linear_weight
+    monkeypatch.setattr(
+        torch.ops.mkldnn, "_reorder_linear_weight", lambda tile, rows: (packed.append(len(tile)), own(tile, rows))[1]
+    )
+    with small_tiles(monkeypatch) as read:
+        monkeypatch.setattr(tiles, "MOST_ROWS", 64)
+        monkeypatch.setattr(search, "FEWEST_GROUPS", 1)
+        model._products.clear()
+        by_tiles = logit_lens(model, prompts_of(model), product="onednn", top_k=top_k)
+    rows = model.n_layers * 12 * 9
+    assert read == [64 * turns] * (rows // (64 * turns)) + [rest for rest in [rows % (64 * turns)] if rest]
+    assert packed[0] == 1  # can it be had?
+    assert packed[1:] == [64] * 4 * (len(read) + 1)  # and once more for the row that is held against the model's own
+    assert_alike(by_tiles, whole, 1e-5)
+
+
 def test_rows_whose_tokens_were_not_foreseen_to_the_bit_are_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting larger logits beside a number that is off would give another rank."""
     model = held("llama")
@@ -234,6 +257,8 @@ def test_a_lens_after_the_unembedding_was_changed_reads_the_new_one() -> None:
         logit_lens(model, prompts, product=product)
         with torch.no_grad():
             head.weight.mul_(-0.5)
+        assert_alike(logit_lens(model, prompts, product=product), logit_lens(model, prompts, product="torch"), 1e-5)
+        head.weight.data.mul_(3.0)  # unseen by torch's count of versions
         assert_alike(logit_lens(model, prompts, product=product), logit_lens(model, prompts, product="torch"), 1e-5)
         head.weight = torch.nn.Parameter(head.weight.detach().flip(0))
         assert_alike(logit_lens(model, prompts, product=product), logit_lens(model, prompts, product="torch"), 1e-5)
