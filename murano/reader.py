@@ -169,8 +169,8 @@ class Reader:
         final: list[Tensor] = []
 
         def on_stream(address: Address, stream: Float[Tensor, "batch position d_model"]) -> None:
+            place = (row.to(stream.device), position.to(stream.device))
             if address in self.sources:
-                place = (row.to(stream.device), position.to(stream.device))
                 self._note_odd(address, stream, place)
                 # A replayed forward can't run inside the forward that is being read: there rows wait until it has ended.
                 inside = self.tail.name == "short"
@@ -183,7 +183,7 @@ class Reader:
             if address == self.last:
                 final.append(stream[:1, batch.lengths[0] - 1])
                 if self.divergences:
-                    final.append(stream[row.to(stream.device), position.to(stream.device)])
+                    final.append(stream[place])
 
         ending = self.model.ending  # found out by forwards of its own
         with self.model.in_pieces(batch.ids.shape[1]):

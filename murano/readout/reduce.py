@@ -230,5 +230,5 @@ def _sums(x: Float[Tensor, "row vocab"], scratch: Tensor | None) -> tuple[Float[
         masked = x == -torch.inf
         nothing = masked.all(dim=-1)
         total = total.masked_fill(nothing, 0.0)
-        weighted = total * (x.softmax(dim=-1) * x).masked_fill(masked, 0.0).sum(dim=-1)
+        weighted = total * p.masked_fill_(masked, 0.0).sum(dim=-1)
     return total, weighted
