@@ -171,13 +171,16 @@ class Reader:
         def on_stream(address: Address, stream: Float[Tensor, "batch position d_model"]) -> None:
             place = (row.to(stream.device), position.to(stream.device))
             if address in self.sources:
-                self._note_odd(address, stream, place)
                 # A replayed forward can't run inside the forward that is being read: there rows wait until it has ended.
                 inside = self.tail.name == "short"
                 step = self.chunk if inside and not self.divergences else max(1, len(cell))
-                for start in range(0, len(cell), step):  # a copy of few of a long prompt's rows at a time
+                # Of a long prompt's rows few at a time are copied.
+                rows = stream[place] if len(cell) <= step else None
+                self._note_odd(address, *((stream, place) if rows is None else (rows,)))
+                for start in range(0, len(cell), step):
                     part = slice(start, start + step)
-                    self._take(address, stream[place[0][part], place[1][part]], cell[part])
+                    some = stream[place[0][part], place[1][part]] if rows is None else rows
+                    self._take(address, some, cell[part])
                     if inside:
                         self.flush(whole_chunks=True)
             if address == self.last:
