@@ -247,7 +247,9 @@ class MuranoModel:
 
     def in_pieces(self, positions: int) -> contextlib.AbstractContextManager[None]:
         """While it is open, a forward of so many positions holds no MLP's activations of all of them, where they are many."""
-        return in_pieces(self._positionwise if positions > LONG else ())
+        if positions <= LONG:
+            return contextlib.nullcontext()
+        return in_pieces(self._positionwise, self.anatomy.modules if self.device.type == "cpu" else ())
 
     @functools.cached_property
     def cache(self) -> CacheProof:

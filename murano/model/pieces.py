@@ -2,13 +2,15 @@
 
 An MLP widens every position to several times the residual stream and narrows it again: at thousands of positions that is most of what a
 forward holds. Which modules may be cut up is not told by their names: they hold linear maps and norms alone, and were seen to give a piece
-what they give it within the whole.
+what they give it within the whole. What one block has freed is given back before the next one starts.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import ctypes
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -67,12 +69,43 @@ def _is_same_in_pieces(module: nn.Module, inputs: dict[Any, Any], output: Any) -
     return difference(pieces, whole) <= rounding(whole)
 
 
-def in_pieces(modules: Sequence[nn.Module]) -> contextlib.AbstractContextManager[None]:
-    """Let modules take :data:`PIECE` positions at a time; one with a hook inside, which would see pieces, runs whole."""
+@contextlib.contextmanager
+def in_pieces(modules: Sequence[nn.Module], blocks: Sequence[nn.Module] = ()) -> Iterator[None]:
+    """Let modules take :data:`PIECE` positions at a time; one with a hook inside, which would see pieces, runs whole.
+
+    Args:
+        modules: those that were shown to read each position by itself.
+        blocks: before each of them, main memory that was freed goes back to the system.
+    """
     cut = [
         module for module in modules if not any(_is_watched(part) for part in module.modules() if part is not module)
     ]
-    return replaced_forward(cut, lambda module: partial(_forward, module.forward))
+    hooks = [block.register_forward_pre_hook(lambda *_: give_back()) for block in blocks]
+    try:
+        with replaced_forward(cut, lambda module: partial(_forward, module.forward)):
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def give_back() -> None:
+    """Give main memory that was freed back to the system.
+
+    The GNU C library keeps freed blocks of less than 32 MiB for itself, and at thousands of positions what a block of the model holds is of
+    just that size: holes of many sizes would come to a third of the whole.
+    """
+    if (trim := _trim()) is not None:
+        trim(0)
+
+
+@functools.cache
+def _trim() -> Callable[[int], int] | None:
+    try:
+        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError, TypeError):  # another C library, which has no such function
+        return None
+    return trim
 
 
 def _is_watched(module: nn.Module) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,6 +141,34 @@ def test_a_forward_that_was_replaced_already(monkeypatch: pytest.MonkeyPatch) ->
     assert calls == [3, 3, 3, 2] * 3
     assert torch.equal(plain.top_probs, again.top_probs)
     assert all(mlp.__dict__["forward"].__name__ == "moved" for mlp in model._positionwise)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library gives memory back as it likes")
+def test_freed_memory_is_given_back() -> None:
+    def in_memory() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) // 1024
+
+    del (large := [torch.ones(7 << 20)])[0]  # having freed 28 MiB, the library keeps what is smaller
+    kept = [torch.ones(1 << 20) for _ in range(64)]
+    del kept[::2]  # holes of 4 MiB
+    before = in_memory()
+    pieces.give_back()
+    assert before - in_memory() > 100
+    assert not large and len(kept) == 32
+
+
+def test_every_block_of_a_long_prompt_gives_back_what_the_last_one_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fresh("llama")
+    given: list[str] = []
+    monkeypatch.setattr(pieces, "give_back", lambda: given.append("block"))
+    logit_lens(model, [list(range(20, 31))], layers=[0])
+    assert given == []
+    short_pieces(monkeypatch)
+    logit_lens(model, [list(range(20, 31))], layers=[0])
+    assert given == ["block"] * 3
+    logit_lens(model, [list(range(20, 24))], layers=[0])  # no long prompt
+    assert given == ["block"] * 3
 
 
 def test_a_generation_of_a_long_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
