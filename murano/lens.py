@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -99,14 +99,16 @@ def logit_lens(
             others are read; slower where a batch has few rows.
         checkpoint: a file to keep what was read so far in, every :data:`CHECKPOINT_BATCHES` batches; with the file of a lens that was
             killed it goes on from there, with the same result to the bit. The caller removes it.
-        on_error: ``"raise"`` to refuse the whole set for one bad prompt, ``"skip"`` to leave it out and say so in ``notes``.
+        on_error: ``"raise"`` to refuse the whole set for one bad prompt, ``"skip"`` to leave it out and say so at the end: which
+            one and why in ``notes``, its cells empty.
 
     Raises:
         InputError: prompts, targets, layers, positions or another argument that this model can't take; before any forward.
         ReadoutError: the last layer's reading is not the model's own prediction.
     """
     check_model(model, "logit_lens")
-    batch_of_prompts = as_prompts(prompts)
+    bad: dict[int, str] = {}
+    batch_of_prompts = as_prompts(prompts, bad=bad if on_error == "skip" else None)
     model.check_layers(parse_layers(layers))
     wanted_positions = parse_positions(positions)
     check_top_k(top_k)
@@ -123,7 +125,7 @@ def logit_lens(
     max_chunk_bytes, max_batch_tokens = int(max_chunk_bytes), int(max_batch_tokens)
     addresses = parse_layers(layers, model.n_layers)
     check_top_k(top_k, model.vocab_size)
-    encoded, answers, left_out = _encode(model, batch_of_prompts, wanted_positions, target_mode, on_error)
+    encoded, answers, left_out = _encode(model, batch_of_prompts, wanted_positions, target_mode, on_error, bad)
     read_at = [
         [] if i in left_out else list(range(len(ids))) if wanted_positions is None else list(wanted_positions)
         for i, ids in enumerate(encoded)
@@ -167,7 +169,7 @@ def logit_lens(
         )
         read_sequences(again, partial(read_all, max_batch_tokens=max_batch_tokens), whole, tables, shape)
     notes = [*left_out.values(), *tables.odd.values(), *answer_notes(answers, target_mode)]
-    _warn([*tables.odd.values(), *answer_notes(answers, target_mode)])
+    _warn([*_summary(left_out, len(encoded)), *tables.odd.values(), *answer_notes(answers, target_mode)])
     return LogitLensResult(
         addresses=addresses,
         **question.fields(tables, shape),
@@ -233,10 +235,12 @@ def reread(
     if anew:
         bare = PromptBatch([replace(p, targets=() if targets is not None else p.targets, foils=()) for p in prompts])
         prompts = as_prompts(bare, targets=targets, foils=foils)
-    encoded = [batching.encode(prompt, model.tokenizer) for prompt in prompts]
+    # A prompt that was left out may be one that can't be read at all.
+    there = lens.attention_mask.any(-1).tolist()
+    encoded = [batching.encode(p, model.tokenizer) if was else [] for p, was in zip(prompts, there, strict=True)]
     nothing: Answers = {"targets": [], "foils": []}
     answers = [
-        answers_of(p, ids, model.tokenizer, model.vocab_size) if anew else nothing
+        answers_of(p, ids, model.tokenizer, model.vocab_size) if anew and ids else nothing
         for p, ids in zip(prompts, encoded, strict=True)
     ]
     cells = Cells(lens.input_ids, lens.position_index)
@@ -333,16 +337,25 @@ def available_memory() -> int | None:
 
 
 def _encode(
-    model: MuranoModel, prompts: PromptBatch, positions: tuple[int, ...] | None, target_mode: str, on_error: str
+    model: MuranoModel,
+    prompts: PromptBatch,
+    positions: tuple[int, ...] | None,
+    target_mode: str,
+    on_error: str,
+    no_prompts: Mapping[int, str],
 ) -> tuple[list[list[int]], list[Answers], dict[int, str]]:
     """Tokens and answers of every prompt, and what is wrong with those that can't be read."""
     encoded: list[list[int]] = []
     answers: list[Answers] = []
-    bad: dict[int, str] = {}
+    bad = dict(no_prompts)
     for index, prompt in enumerate(prompts):
         ids: list[int] = []
         of: Answers = {"targets": [], "foils": []}
         wrong: str | None = None
+        if index in bad:
+            encoded.append(ids)
+            answers.append(of)
+            continue
         try:
             ids = batching.encode(prompt, model.tokenizer)
             wrong = batching.check_ids(ids, rows=model.embedding_rows, context=model.context)
@@ -364,7 +377,16 @@ def _encode(
         answers.append(of)
     if len(bad) == len(prompts):
         raise InputError(f"Every prompt was left out. {bad[0]}")
-    return encoded, answers, bad
+    return encoded, answers, dict(sorted(bad.items()))
+
+
+def _summary(left_out: Mapping[int, str], n_prompts: int) -> list[str]:
+    """What is said at the end of the prompts that were left out."""
+    if not left_out:
+        return []
+    were = "was" if len(left_out) == 1 else "were"
+    others = " lens.notes has the others." if len(left_out) > 1 else ""
+    return [f"{len(left_out)} of {n_prompts} prompts {were} left out. {next(iter(left_out.values()))}{others}"]
 
 
 def _halves(batch: batching.Batch, encoded: Sequence[Sequence[int]]) -> list[batching.Batch]:

@@ -79,7 +79,9 @@ class PromptBatch(Sequence[Prompt]):
         return f"PromptBatch([{shown}{', …' if len(self) > 3 else ''}], n={len(self)})"
 
 
-def as_prompts(source: Any, *, chat: bool = False, targets: Any = None, foils: Any = None) -> PromptBatch:
+def as_prompts(
+    source: Any, *, chat: bool = False, targets: Any = None, foils: Any = None, bad: dict[int, str] | None = None
+) -> PromptBatch:
     """Prompts from what a user is likely to hold.
 
     Args:
@@ -88,15 +90,16 @@ def as_prompts(source: Any, *, chat: bool = False, targets: Any = None, foils: A
         chat: render each item by the tokenizer's chat template; a string is then one user message.
         targets: the answer of each prompt: a string that continues it, a token id, a list of several accepted ones, or ``None``.
         foils: what each target is compared with, in the same forms.
+        bad: where to note, by index, what is wrong with an item that is no prompt; an empty prompt then stands in its place.
 
     Raises:
         InputError: there are no prompts, one is empty, one is none of the above, or there is another number of targets than
             of prompts; the index is named.
     """
-    return _with_answers(_with_answers(_as_batch(source, chat), "targets", targets), "foils", foils)
+    return _with_answers(_with_answers(_as_batch(source, chat, bad), "targets", targets), "foils", foils)
 
 
-def _as_batch(source: Any, chat: bool) -> PromptBatch:
+def _as_batch(source: Any, chat: bool, bad: dict[int, str] | None) -> PromptBatch:
     if isinstance(source, PromptBatch):
         return source
     if isinstance(source, (str, Path)) and is_prompt_file(source):
@@ -117,7 +120,16 @@ def _as_batch(source: Any, chat: bool) -> PromptBatch:
             ) from None
     if len(source) == 0:
         raise InputError('There are no prompts. Give at least one: LoadPrompts(["The capital of France is"]).')
-    return PromptBatch([_as_prompt(item, index, chat) for index, item in enumerate(source)])
+    prompts = []
+    for index, item in enumerate(source):
+        try:
+            prompts.append(_as_prompt(item, index, chat))
+        except InputError as error:
+            if bad is None:
+                raise
+            bad[index] = str(error)
+            prompts.append(Prompt())
+    return PromptBatch(prompts)
 
 
 def as_answers(value: Any, what: str) -> tuple[str | int, ...]:

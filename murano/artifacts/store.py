@@ -196,6 +196,7 @@ def read_json(data: bytes, kind: str, version: int) -> dict[str, Any]:
 @contextlib.contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn whatever goes wrong with a file that is read into one ``ArtifactError``: it names it and says what to do."""
+    _check_path(path)
     try:
         yield
     except FileNotFoundError:
@@ -218,12 +219,21 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn whatever goes wrong with a file that is written into one ``ArtifactError`` that names it."""
+    _check_path(path)
     try:
         yield
     except (OSError, RuntimeError, ValueError) as error:
         if _is_named(error):
             raise
         raise _named(f"Can't save {str(path)!r}: {_why(error)}. Nothing was changed there.", path) from None
+
+
+def _check_path(path: Any) -> None:
+    if not isinstance(path, (str, os.PathLike)):
+        kind = type(path).__name__
+        raise ArtifactError(
+            f"A path was expected, not a {kind}: the path comes first, as in save_artifact('lens.pt', lens)."
+        )
 
 
 def _named(message: str, path: str | os.PathLike[str]) -> ArtifactError:

@@ -46,6 +46,8 @@ def encode(prompt: Prompt, tokenizer: Any) -> list[int]:
     """
     if prompt.token_ids:
         return list(prompt.token_ids)
+    if not (prompt.text or prompt.messages):
+        raise InputError("it is empty")
     text = prompt_text(prompt, tokenizer)
     special = not prompt.messages  # the template wrote the special tokens already
     bare = list(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -12,7 +12,7 @@ from support.tiny_tokenizer import BOS, EOS, tiny_tokenizer
 from tokenizers import processors
 
 from murano.errors import InputError
-from murano.lens import logit_lens
+from murano.lens import logit_lens, reread
 from murano.model import MuranoModel
 from murano.model.batching import make_batches
 from murano.prompts import Prompt
@@ -262,7 +262,8 @@ def test_another_models_tokenizer_is_noticed() -> None:
 
 def test_bad_prompts_are_left_out_on_request() -> None:
     model = held("llama")
-    lens = logit_lens(model, [[20, 21], [20, 999], [30]], on_error="skip")
+    with pytest.warns(UserWarning, match="^1 of 3 prompts was left out. Prompt 1 has token id 999"):
+        lens = logit_lens(model, [[20, 21], [20, 999], [30]], on_error="skip")
     assert lens.notes[0].startswith("Prompt 1 has token id 999")
     assert lens.attention_mask.tolist() == [[True, True], [False, False], [False, True]]
     assert lens.top_probs[:, 1].isnan().all()
@@ -270,6 +271,34 @@ def test_bad_prompts_are_left_out_on_request() -> None:
     assert torch.equal(lens.top_ids[:, 0], logit_lens(model, [[20, 21]]).top_ids[:, 0])
     with pytest.raises(InputError, match="Every prompt was left out"):
         logit_lens(model, [[999]], on_error="skip")
+
+
+def test_what_is_no_prompt_is_left_out_on_request() -> None:
+    model = held("llama")
+    prompts: list[Any] = [[20, 21], [], [999], None, "  ", b"ab", Prompt(), [30]]
+    with pytest.warns(
+        UserWarning, match="^6 of 8 prompts were left out. Prompt 1 is empty: .*lens.notes has the others"
+    ):
+        lens = logit_lens(model, prompts, on_error="skip", keep="residuals")
+    assert [note.split(" (")[0][:24] for note in lens.notes] == [
+        "Prompt 1 is empty: [].",
+        "Prompt 2 has token id 99",
+        "Prompt 3 is a NoneType: ",
+        "Prompt 4 holds only whit",
+        "Prompt 5 is a bytes: b'a",
+        "Prompt 6 is empty.",
+    ]
+    assert lens.lengths.tolist() == [2, 0, 0, 0, 0, 0, 0, 1]
+    alone = logit_lens(model, [[20, 21], [30]])
+    assert torch.equal(lens.top_ids[:, [0, 7]], alone.top_ids)
+    again = reread(lens, model, targets=[5, *[None] * 6, 6])
+    assert torch.equal(again.top_ids, lens.top_ids)
+    assert again.notes == lens.notes
+    with pytest.raises(InputError, match="^Prompt 1 is empty: ..[.]$"):
+        logit_lens(model, prompts)
+    assert lens.prompts is not None
+    with pytest.raises(InputError, match="^Prompt 1 can't be read .it is empty.*on_error='skip' it is left out"):
+        logit_lens(model, lens.prompts)
 
 
 def test_batches_keep_within_their_size() -> None:

@@ -501,3 +501,11 @@ def test_a_tag_of_the_future_is_refused() -> None:
     with pytest.raises(ArtifactError, match="torch.load"):
         unpack({"murano:dtype": "torch.load"})
     assert codec.TAG == "murano:"
+
+
+@pytest.mark.parametrize("call", [lambda lens: save_artifact(lens, "lens.pt"), load_artifact])
+def test_what_is_no_path_is_refused(call: Any) -> None:
+    with pytest.raises(
+        ArtifactError, match=r"^A path was expected, not a Prompt: the path comes first, as in save_art"
+    ):
+        call(Prompt(text="a"))
