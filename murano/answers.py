@@ -66,6 +66,11 @@ class Question:
         """The statistics that need the last layer's distribution."""
         return [name for name in self.stats if STATS[name].needs == "last"]
 
+    @property
+    def bytes_of_cell(self) -> int:
+        """What the tables take for one layer at one position: ids and probabilities, two sums, tokens asked about, divergences."""
+        return 8 * self.read_k + 8 + 8 * self.tokens.shape[-1] + 4 * len(self.divergences)
+
     def tables(self, layers: int, cells: int) -> Tables:
         """Room for the answers."""
         return Tables.empty(layers, cells, self.read_k, self.tokens.shape[-1], len(self.divergences))

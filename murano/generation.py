@@ -98,7 +98,7 @@ def follow_generation(
     check_top_k(top_k)
     check_options(product=product, max_chunk_bytes=max_chunk_bytes, max_batch_tokens=max_batch_tokens)
     addresses = parse_layers(layers, model.n_layers)
-    check_top_k(top_k, model.vocab_size)
+    top_k = check_top_k(top_k, model.vocab_size)
     encoded = model._encode_all(asked)
     _check_room(model, asked, encoded, max_new_tokens)
     cache = model.cache

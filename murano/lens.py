@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from tqdm.auto import tqdm
 
 from murano.answers import Answers, Question, answer_notes, read_sequences, sequences
@@ -27,7 +26,7 @@ from murano.errors import InputError
 from murano.model import MuranoModel, batching
 from murano.model.targets import MODES, answers_of
 from murano.prompts import PromptBatch, as_prompts
-from murano.reader import Cells, Reader
+from murano.reader import Cells, Reader, Tables
 from murano.readout.request import (
     check_choice,
     check_model,
@@ -38,6 +37,7 @@ from murano.readout.request import (
     parse_positions,
 )
 from murano.readout.stats import parse_stats
+from murano.room import make_room
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,8 @@ def logit_lens(
         apart: give each layer's rows of a batch a product of their own, so that a layer's numbers are the same to the bit whichever
             others are read; slower where a batch has few rows.
         checkpoint: a file to keep what was read so far in, every :data:`CHECKPOINT_BATCHES` batches; with the file of a lens that was
-            killed it goes on from there, with the same result to the bit. The caller removes it.
+            killed it goes on from there, with the same result to the bit. The caller removes it. A file of something else, or of a lens
+            with other prompts or arguments, is refused and stays as it is.
         on_error: ``"raise"`` to refuse the whole set for one bad prompt, ``"skip"`` to leave it out and say so at the end: which
             one and why in ``notes``, its cells empty.
 
@@ -122,9 +123,11 @@ def logit_lens(
         max_chunk_bytes=max_chunk_bytes,
         max_batch_tokens=max_batch_tokens,
     )
+    if checkpoint is not None and not isinstance(checkpoint, (str, Path)):
+        raise InputError(f"checkpoint={checkpoint!r}: give the name of a file to keep in it what was read so far.")
     max_chunk_bytes, max_batch_tokens = int(max_chunk_bytes), int(max_batch_tokens)
     addresses = parse_layers(layers, model.n_layers)
-    check_top_k(top_k, model.vocab_size)
+    top_k = check_top_k(top_k, model.vocab_size)
     encoded, answers, left_out = _encode(model, batch_of_prompts, wanted_positions, target_mode, on_error, bad)
     read_at = [
         [] if i in left_out else list(range(len(ids))) if wanted_positions is None else list(wanted_positions)
@@ -133,12 +136,15 @@ def logit_lens(
     cells = Cells.of(encoded, read_at)
     n_cells = cells.input_ids.numel()
     question = Question.of(answers, encoded, cells, wanted_stats, top_k, model.vocab_size, target_mode)
-    tables = question.tables(len(addresses), n_cells)
-    if keep == "residuals":
-        tables.residuals = _whole(len(addresses), n_cells, model.d_model, dtype=model.stream_dtype)
-    if keep == "logits":
-        _check_room(len(addresses), n_cells, model.vocab_size)
-        tables.logits = _whole(len(addresses), n_cells, model.vocab_size, dtype=torch.float32)
+    kept = {"residuals": model.d_model * model.stream_dtype.itemsize, "logits": model.vocab_size * 4}.get(keep or "", 0)
+    tables = make_room(
+        partial(_tables, question, model, len(addresses), n_cells, keep),
+        len(addresses),
+        [len(here) for here in read_at],
+        question.bytes_of_cell,
+        kept,
+        keep,
+    )
     if checkpoint is not None and product == "auto":
         product = "tiles"  # what is fastest may change between two runs, and with it the last bits
     if question.divergences and apart:
@@ -217,9 +223,10 @@ def reread(
     Raises:
         InputError: no residuals were kept, they are of another model, or targets that can't be read.
     """
-    check_model(model, "reread(lens, …), which")
     if not isinstance(lens, LogitLensResult):
         raise InputError(f"reread asks a lens another question, not a {type(lens).__name__}: reread(lens, model, …).")
+    if not isinstance(model, MuranoModel):
+        raise InputError(f"reread reads with a MuranoModel, not with a {type(model).__name__}: reread(lens, model, …).")
     if lens.residuals is None or lens.prompts is None:
         raise InputError('No residuals were kept. Read with LogitLens(model, keep="residuals") first.')
     check_top_k(top_k if top_k is not None else 1, model.vocab_size)
@@ -244,7 +251,7 @@ def reread(
         for p, ids in zip(prompts, encoded, strict=True)
     ]
     cells = Cells(lens.input_ids, lens.position_index)
-    k = top_k if top_k is not None else lens.top_ids.shape[-1]
+    k = int(top_k) if top_k is not None else lens.top_ids.shape[-1]
     question = Question.of(answers, encoded, cells, parse_stats(stats), k, model.vocab_size)
     tables = question.tables(len(lens.addresses), lens.input_ids.numel())
     reader = question.reader(model, lens.addresses, tables, max_chunk_bytes, "tiles")
@@ -286,6 +293,7 @@ def read_all(
     sections = [batches[i : i + CHECKPOINT_BATCHES] for i in range(0, len(batches), CHECKPOINT_BATCHES)]
     first = checkpoint.load() if checkpoint is not None else 0
     done = sum(len(batch.prompts) for section in sections[:first] for batch in section)
+    saved = done
     if done:
         logger.warning("The lens goes on from its checkpoint: %d of %d prompts are read already.", done, len(good))
     with tqdm(total=len(good), initial=done, unit="prompt", desc="logit lens", delay=2.0, leave=False) as progress:
@@ -308,32 +316,24 @@ def read_all(
                     reader.flush(whole_chunks=False)
                 if checkpoint is not None:
                     checkpoint.save(index + 1)
+                    saved = done
         except KeyboardInterrupt:
-            kept = f"{checkpoint.path} keeps what was read" if checkpoint is not None else "nothing was kept"
+            kept = "nothing was kept"
+            if checkpoint is not None and saved:
+                kept = f"{checkpoint.path} keeps {saved} of them"
+            elif checkpoint is not None:
+                kept += f": a checkpoint is saved every {CHECKPOINT_BATCHES} batches"
             raise LensInterrupted(f"The lens was stopped after {done} of {len(good)} prompts; {kept}.") from None
 
 
-def _whole(*shape: int, dtype: torch.dtype) -> Tensor:
-    return torch.full(shape, float("nan"), dtype=dtype)
-
-
-def _check_room(layers: int, cells: int, vocab: int) -> None:
-    needed = 4 * layers * cells * vocab
-    free = available_memory()
-    if free is not None and needed > free:
-        raise InputError(
-            f"keep='logits' needs {needed / 1e9:.1f} GB ({layers} layers × {cells} positions × {vocab} tokens in float32), and "
-            f"{free / 1e9:.1f} GB are free. Use keep='residuals' and decode the cells you need, or read fewer layers or positions."
-        )
-
-
-def available_memory() -> int | None:
-    """Bytes of main memory that are free to use, where the system says so."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration, ValueError):
-        return None
+def _tables(question: Question, model: MuranoModel, layers: int, cells: int, keep: str | None) -> Tables:
+    """Room for the answers, and for what is kept besides."""
+    tables = question.tables(layers, cells)
+    if keep == "residuals":
+        tables.residuals = torch.full((layers, cells, model.d_model), torch.nan, dtype=model.stream_dtype)
+    if keep == "logits":
+        tables.logits = torch.full((layers, cells, model.vocab_size), torch.nan)
+    return tables
 
 
 def _encode(

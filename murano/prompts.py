@@ -109,6 +109,10 @@ def _as_batch(source: Any, chat: bool, bad: dict[int, str] | None) -> PromptBatc
     if isinstance(source, Mapping):  # iterating over it would give its keys
         hint = "[messages]" if "role" in source else "list(prompts.values())"
         raise InputError(f"Prompts must be a list of strings, not a {type(source).__name__}: give {hint}.")
+    if isinstance(source, (bytes, bytearray)):
+        raise InputError(
+            f"A prompt is a string, not {type(source).__name__}: {source!r:.80}. Decode it first: prompt.decode()."
+        )
     if isinstance(source, (str, Prompt)) or (chat and _is_chat(source)):
         source = [source]
     elif not isinstance(source, Sequence):
@@ -221,6 +225,10 @@ def _as_prompt(item: Any, index: int, chat: bool) -> Prompt:
         return Prompt(token_ids=tuple(item))
     if isinstance(item, Sequence) and len(item) == 0:
         raise InputError(f"Prompt {index} is empty: {item!r}.")
+    if isinstance(item, int) and not isinstance(item, bool):
+        raise InputError(
+            f"Prompt {index} is a single number, {item}. The token ids of one prompt need two brackets: [[{item}, …]]."
+        )
     raise InputError(
         f"Prompt {index} is a {type(item).__name__}: {item!r:.80}. "
         "A prompt is a string, a chat (a list of messages with 'role' and 'content') or a list of token ids."

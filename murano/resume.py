@@ -39,10 +39,15 @@ def dependencies(step: Step, results: Results) -> dict[str, str]:
             code = getattr(value, "__code__", None)
             return _digest((value.__qualname__, code.co_code, code.co_consts) if code is not None else value)
 
-    arguments = [name for name in inspect.signature(type(step)).parameters if hasattr(step, name)]
+    arguments: dict[str, Any] = {}
+    for name, parameter in inspect.signature(type(step)).parameters.items():
+        if hasattr(step, name):
+            value = getattr(step, name)
+            several = parameter.kind is parameter.VAR_KEYWORD and isinstance(value, Mapping)
+            arguments |= value if several else {name: value}
     return {
         "the step": f"{type(step).__module__}.{type(step).__qualname__}",
-        **{f"argument {name!r}": of(getattr(step, name)) for name in arguments},
+        **{f"argument {name!r}": of(value) for name, value in arguments.items()},
         **{f"input {str(key)!r}": of(results[key]) for key in step.reads},
         **{f"the version of {name}": importlib.metadata.version(name) for name in ("torch", "transformers")},
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from murano.artifacts.codec import artifact, fingerprint
 from murano.artifacts.store import load_artifact, save_artifact
-from murano.errors import ArtifactError
+from murano.errors import ArtifactError, InputError
 
 logger = logging.getLogger(__name__)
 
@@ -61,17 +62,44 @@ class Checkpoint:
         save_artifact(self.path, SavedTables(request=self.request, sections=sections, tables=self._tensors(), odd=odd))
 
     def load(self) -> int:
-        """Fill the tables and return how many sections are done: none without a file, or with that of another request."""
+        """Fill the tables and return how many sections are done: none without a file, or where the file is damaged.
+
+        Raises:
+            InputError: nothing can be written there, or there is a file of something else, or of another lens.
+        """
+        instead = "Choose another file, or delete this one to start over."
+        if self.path.is_dir():
+            raise InputError(f"checkpoint={str(self.path)!r} is a folder: give the name of a file in it.")
         if not self.path.exists():
+            self._try()
             return 0
         try:
             saved = load_artifact(self.path, SavedTables)
         except ArtifactError as error:
+            if not self._was_one():
+                raise InputError(f"checkpoint={str(self.path)!r} is no checkpoint of a lens. {instead}") from None
             logger.warning("Starting over: %s", error)
             return 0
         if saved.request != self.request:
-            return 0
+            raise InputError(
+                f"checkpoint={str(self.path)!r} is of another lens: its prompts or arguments were not these. {instead}"
+            )
         for name, tensor in self._tensors().items():
             tensor.copy_(saved.tables[name])
         self.tables.odd.update(saved.odd)
         return int(saved.sections)
+
+    def _try(self) -> None:
+        """See to it before any work that the file can be written."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path.parent):
+                pass
+        except OSError as error:
+            raise InputError(f"checkpoint={str(self.path)!r} can't be written: {error.strerror}.") from None
+
+    def _was_one(self) -> bool:
+        """Whether a file that can't be read is what is left of a checkpoint: nothing, or a beginning that says what it was."""
+        with open(self.path, "rb") as file:
+            start = file.read(1 << 16)
+        return not start or SavedTables.SCHEMA.encode() in start

@@ -129,9 +129,10 @@ class RunFolder:
         except OSError:
             return False
 
-    def checkpoint(self, index: int) -> Path:
-        """Where a pass keeps what it has read so far."""
-        return self.out / f".lens-{index}-{self.inputs[:16]}.pt"
+    def checkpoint(self, index: int, points: Sequence[Point]) -> Path:
+        """Where a pass keeps what it has read so far for these points."""
+        names = hashlib.sha256(repr([point.name for point in points]).encode()).hexdigest()
+        return self.out / f".lens-{index}-{self.inputs[:16]}-{names[:8]}.pt"
 
     def write(self, point: Point, files: Mapping[str, Any], info: dict[str, Any]) -> None:
         """Write a finished point.

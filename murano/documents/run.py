@@ -66,7 +66,9 @@ def run_document(document: Document, out: Path | None, *, force: bool, model: Mu
         folder.start(info)
     info["seconds"] = {"model": time.perf_counter() - started}
     started = time.perf_counter()
-    read = [_read(one, model, todo, folder.checkpoint(i) if folder else None) for i, one in enumerate(plan.passes)]
+    read = [
+        _read(one, model, todo, folder.checkpoint(i, todo) if folder else None) for i, one in enumerate(plan.passes)
+    ]
     # What the lens says of answers of several tokens is among the remarks already.
     remarks += [note for lens, _ in read for note in lens.notes if "read by the first one" not in note]
     info["notes"] = remarks

@@ -470,7 +470,7 @@ class MuranoModel:
         Raises:
             InputError: rows of another width, or more tokens than there are.
         """
-        check_top_k(top_k, self.vocab_size)
+        top_k = check_top_k(top_k, self.vocab_size)
         logits = self.decode(residuals)
         found = reduce_rows(logits.reshape(-1, logits.shape[-1]), top_k)
         return found.top_ids.view(*logits.shape[:-1], top_k), found.top_probs.view(*logits.shape[:-1], top_k)

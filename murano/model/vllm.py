@@ -537,7 +537,7 @@ class VLLMModel(MuranoModel):
     def decode_top_k(
         self, residuals: Float[Tensor, "*row d_model"], top_k: int = 5
     ) -> tuple[Int[Tensor, "*row k"], Float[Tensor, "*row k"]]:
-        check_top_k(top_k, self.vocab_size)
+        top_k = check_top_k(top_k, self.vocab_size)
         self._check_residuals(residuals)
         found, shape = self._feed(residuals, top_k=top_k), (*residuals.shape[:-1], top_k)
         return found["top_ids"].reshape(shape).long(), found["top_probs"].reshape(shape)

@@ -80,6 +80,8 @@ def parse_positions(positions: Any) -> tuple[int, ...] | None:
         if re.fullmatch(r"\s*-?\d+\s*(,\s*-?\d+\s*)*", positions):
             return parse_positions([int(part) for part in positions.split(",")])
         raise InputError(f"positions={positions!r} is unknown. Use 'all', 'last', or token indices such as [0, -1].")
+    if hasattr(positions, "tolist"):  # an array or a tensor
+        positions = positions.tolist()
     if isinstance(positions, bool):
         raise InputError(f"positions={positions!r} is unknown. Use 'all', 'last', or token indices such as [0, -1].")
     try:
@@ -117,15 +119,21 @@ def check_top_k(top_k: Any, vocab_size: int | None = None) -> int:
     Raises:
         InputError: it is no whole number from 1 to the size of the vocabulary.
     """
-    if (
-        not isinstance(top_k, int)
-        or isinstance(top_k, bool)
-        or top_k < 1
-        or (vocab_size is not None and top_k > vocab_size)
-    ):
+    whole = _whole(top_k)
+    if whole is None or whole < 1 or (vocab_size is not None and whole > vocab_size):
         upper = f"to {vocab_size}, the size of the vocabulary" if vocab_size is not None else "upwards"
         raise InputError(f"top_k={top_k!r}: it must be a whole number from 1 {upper}.")
-    return top_k
+    return whole
+
+
+def _whole(given: Any) -> int | None:
+    """An int of Python, numpy or torch as Python's; ``None`` for anything else."""
+    if isinstance(given, bool) or not hasattr(given, "__index__"):
+        return None
+    try:
+        return int(given.__index__())
+    except TypeError:  # an array of several
+        return None
 
 
 def check_choice(name: str, given: Any, allowed: Sequence[Any]) -> None:
@@ -146,10 +154,10 @@ def check_whole(name: str, given: Any) -> int:
     Raises:
         InputError: it is none.
     """
-    whole = isinstance(given, float) and given.is_integer()
-    if isinstance(given, bool) or not (isinstance(given, int) or whole) or given < 1:
+    whole = int(given) if isinstance(given, float) and given.is_integer() else _whole(given)
+    if whole is None or whole < 1:
         raise InputError(f"{name}={given!r}: it must be a whole number from 1 upwards.")
-    return int(given)
+    return whole
 
 
 def check_options(

@@ -103,9 +103,12 @@ def _arguments(step: Step) -> list[str]:
     """The arguments that differ from their defaults, as one would type them; found by the attribute of the same name."""
     shown = []
     for position, (name, parameter) in enumerate(inspect.signature(type(step)).parameters.items()):
-        if not hasattr(step, name) or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+        if not hasattr(step, name) or parameter.kind is parameter.VAR_POSITIONAL:
             continue
         value = getattr(step, name)
+        if parameter.kind is parameter.VAR_KEYWORD:
+            shown += [f"{option}={given!r}" for option, given in value.items()] if isinstance(value, Mapping) else []
+            continue
         if parameter.default is not parameter.empty and (
             value is parameter.default or repr(value) == repr(parameter.default)
         ):

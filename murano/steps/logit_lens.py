@@ -57,11 +57,11 @@ class LogitLens(Step):
                     f"LogitLens takes no {name!r}.{nearest(name, named)} Further options: {', '.join(allowed)}."
                 )
         request.check_options(keep=keep, **options)
-        self.model, self.layers, self.positions, self.top_k, self.keep = model, layers, positions, top_k, keep
+        self.model, self.layers, self.positions, self.keep = model, layers, positions, keep
+        self.top_k = request.check_top_k(top_k)
         self.stats, self.target_mode = parse_stats(stats), target_mode
         self.options = options
         request.parse_positions(positions)
-        request.check_top_k(top_k)
         model.check_layers(request.parse_layers(layers))
 
     def run(self, results: Results) -> Mapping[str, Any]:

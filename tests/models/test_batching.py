@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.reading import forwards, fresh, held, own_logits
@@ -16,6 +17,7 @@ from murano.lens import logit_lens, reread
 from murano.model import MuranoModel
 from murano.model.batching import make_batches
 from murano.prompts import Prompt
+from murano.steps import LogitLens
 
 FAMILIES = [
     "gpt2",
@@ -299,6 +301,18 @@ def test_what_is_no_prompt_is_left_out_on_request() -> None:
     assert lens.prompts is not None
     with pytest.raises(InputError, match="^Prompt 1 can't be read .it is empty.*on_error='skip' it is left out"):
         logit_lens(model, lens.prompts)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    model = held("gpt2")
+    plain = logit_lens(model, [[20, 21, 22]], positions=[0, 2], top_k=3)
+    options: dict[str, Any] = {
+        "positions": np.array([0, 2]),
+        "top_k": np.int64(3),
+        "max_chunk_bytes": np.int64(1 << 20),
+    }
+    assert torch.equal(logit_lens(model, [[20, 21, 22]], **options).top_ids, plain.top_ids)
+    assert repr(LogitLens(model, top_k=np.int64(3))).endswith("top_k=3)")
 
 
 def test_batches_keep_within_their_size() -> None:

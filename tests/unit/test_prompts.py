@@ -51,7 +51,9 @@ def test_what_is_taken(source: Any, expected: list[Prompt]) -> None:
         ([Prompt()], "Prompt 0 is empty"),
         ([Prompt(text=[[1, 2]])], r"^Prompt 0 has text=\[\[1, 2\]\], which is no string. Token ids go into token_ids"),  # type: ignore[arg-type]
         (["a", None], "Prompt 1 is a NoneType: None"),
-        ([3], "Prompt 0 is a int: 3"),
+        ([3], r"Prompt 0 is a single number, 3. The token ids of one prompt need two brackets: \[\[3, …\]\]"),
+        (torch.tensor([3, 4]), "Prompt 0 is a single number, 3."),
+        (b"bytes", r"A prompt is a string, not bytes: b'bytes'. Decode it first: prompt.decode\(\)."),
         ([[1, "a"]], "Prompt 0 is a list"),
         ([[True, False]], "Prompt 0 is a list"),
         ([[1.5]], "Prompt 0 is a list"),

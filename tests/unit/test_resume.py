@@ -17,8 +17,9 @@ from support.tiny_tokenizer import tiny_tokenizer
 
 from murano import Key, MuranoModel, Pipeline, Results, Step, keys
 from murano.artifacts.codec import fingerprint
+from murano.artifacts.store import load_artifact, save_artifact
 from murano.errors import InputError
-from murano.lens import LensInterrupted
+from murano.lens import LensInterrupted, logit_lens
 from murano.prompts import Prompt
 from murano.reader import Reader
 from murano.steps import LoadPrompts, LogitLens, Save, step
@@ -175,7 +176,8 @@ def test_an_interrupted_lens_goes_on_with_an_equal_result(
         read(self, *args)
 
     monkeypatch.setattr(Reader, "read", stopping)
-    with pytest.raises(LensInterrupted, match=r"stopped after \d+ of 60 prompts"):
+    kept = "run.checkpoints.* keeps" if stop_after > 8 else "nothing was kept: a checkpoint is saved every 8 batches"
+    with pytest.raises(LensInterrupted, match=rf"stopped after \d+ of 60 prompts; .*{kept}"):
         lens_pipeline(model, tmp_path).run(resume=tmp_path / "run")
     before, calls = calls, 1_000_000
     caplog.clear()
@@ -195,6 +197,61 @@ def test_a_checkpointed_lens_equals_a_plain_one(model: MuranoModel, tmp_path: Pa
     kept = lens_pipeline(model, tmp_path).run(resume=tmp_path / "run")[keys.LOGIT_LENS]
     torch.testing.assert_close(kept.top_probs, plain.top_probs, atol=1e-6, rtol=0, equal_nan=True)
     assert torch.equal(kept.top_ids, plain.top_ids)
+
+
+def test_a_checkpoint_never_takes_the_place_of_something_else(model: MuranoModel, tmp_path: Path) -> None:
+    mine = tmp_path / "lens.ckpt"
+    logit_lens(model, PROMPTS, checkpoint=mine)
+    table, weights, of_lens, inside = (tmp_path / name for name in ("data.csv", "w.pt", "l.pt", "data.csv/new.ckpt"))
+    table.write_text("precious,data\n")
+    torch.save({"w": torch.ones(3)}, weights)
+    save_artifact(of_lens, logit_lens(model, PROMPTS[:2]))
+    instead = "Choose another file, or delete this one to start over.$"
+    for path, why in (
+        (table, f"'.*data.csv' is no checkpoint of a lens. {instead}"),
+        (weights, f"'.*w.pt' is no checkpoint of a lens. {instead}"),
+        (of_lens, f"'.*l.pt' is no checkpoint of a lens. {instead}"),
+        (str(mine), f"'.*lens.ckpt' is of another lens: its prompts or arguments were not these. {instead}"),
+        (tmp_path, "is a folder: give the name of a file in it.$"),
+        (inside, "can't be written: (Not a directory|File exists).$"),
+        (5, "checkpoint=5: give the name of a file"),
+    ):
+        before = path.read_bytes() if isinstance(path, Path) and path.is_file() else None
+        with pytest.raises(InputError, match=why):
+            logit_lens(model, PROMPTS[:2], checkpoint=path)  # type: ignore[arg-type]
+        assert before is None or Path(str(path)).read_bytes() == before
+    with pytest.raises(InputError, match="is of another lens"):
+        logit_lens(model, PROMPTS, top_k=3, checkpoint=mine)
+    assert load_artifact(mine).sections > 0
+
+
+@pytest.mark.parametrize("left", [0, 600, -1])
+def test_what_is_left_of_a_damaged_checkpoint_is_replaced(
+    model: MuranoModel, tmp_path: Path, caplog: pytest.LogCaptureFixture, left: int
+) -> None:
+    path = tmp_path / "lens.ckpt"
+    whole = logit_lens(model, PROMPTS, checkpoint=path)
+    path.write_bytes(path.read_bytes()[:left])
+    with caplog.at_level(logging.WARNING):
+        again = logit_lens(model, PROMPTS, checkpoint=path)
+    assert any(message.startswith("Starting over: Can't read ") for message in caplog.messages)
+    assert fingerprint(again) == fingerprint(whole)
+    assert load_artifact(path).sections > 0
+
+
+def test_options_are_known_by_their_names(model: MuranoModel, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def run(**options: Any) -> Any:
+        caplog.clear()
+        lens = LogitLens(model, positions="last", **options)
+        return Pipeline([LoadPrompts(PROMPTS), lens, Save(str(tmp_path), "run")]).run(resume=tmp_path / "run")
+
+    with caplog.at_level(logging.WARNING):
+        results = run(product="tiles", max_batch_tokens=64)
+        assert results.history[1].call.endswith("positions='last', product='tiles', max_batch_tokens=64)")
+        run(product="tiles", max_batch_tokens=64)
+        assert any(message.startswith("Skipped LogitLens") for message in caplog.messages)
+        run(product="tiles", max_batch_tokens=32)
+        assert "Running LogitLens: changed since it was saved: argument 'max_batch_tokens'." in caplog.messages
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:

@@ -349,5 +349,5 @@ def test_numbers_and_paths_as_they_are_written(tmp_path: Path) -> None:
     assert torch.equal(lens.top_ids, logit_lens(model, "a b").top_ids)
     with pytest.raises(InputError, match="max_chunk_bytes='1': it must be a whole number"):
         reread(lens, model, max_chunk_bytes="1")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="needs a MuranoModel, not a LogitLensResult"):
+    with pytest.raises(InputError, match="^reread asks a lens another question, not a MuranoModel: reread.lens, model"):
         reread(model, lens)  # type: ignore[arg-type]
