@@ -185,7 +185,7 @@ def test_all_logits(model: MuranoModel) -> None:
     torch.testing.assert_close(lens.logits[1], own, atol=1e-4, rtol=0)
     with pytest.raises(
         InputError,
-        match=r"keep='logits' needs 235.\d GB \(30 layers × 40 prompts × 1000 positions × 196656 bytes\).*Instead: keep='residuals', and",
+        match=r"keep='logits' needs 236.0 GB \(30 layers × 40 prompts × 1000 positions × 196656 bytes\).*Instead: keep='residuals', and",
     ):
         logit_lens(model, [list(range(1000))] * 40, keep="logits")
 
