@@ -218,7 +218,7 @@ def reread(
         max_chunk_bytes: room for one chunk of logits.
 
     Returns:
-        A new lens of the same cells.
+        A new lens of the same cells, read with torch's own product whatever the lens was read with.
 
     Raises:
         InputError: no residuals were kept, they are of another model, or targets that can't be read.
