@@ -73,6 +73,10 @@ def follow(model: MuranoModel, prompts: Any = PROMPTS, **options: Any) -> Genera
         return follow_generation(model, prompts, **{"max_new_tokens": STEPS, "top_k": 3, **options})
 
 
+#: Logits of tiny random models that differ by less are equal but for rounding.
+TIE = 1e-6
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_cell_is_that_of_a_plain_lens(family: str) -> None:
     model = held(family)
@@ -90,7 +94,12 @@ def test_every_cell_is_that_of_a_plain_lens(family: str) -> None:
             "end" if written[-1] == model.hf_model.generation_config.eos_token_id else "length"
         )
         plain = logit_lens(model, [[*ids, *written[:-1]]], positions=range(-n, 0), top_k=3, keep="logits")
-        assert torch.equal(lens.top_ids[:, prompt, :n], plain.top_ids[:, 0])
+        assert plain.logits is not None
+        whole = plain.logits[:, 0]
+        # The same three, but for numbers that differ in their last bits: which of them is larger depends on the processor.
+        mine, theirs = lens.top_ids[:, prompt, :n].long(), plain.top_ids[:, 0].long()
+        assert (whole.gather(-1, mine) - whole.gather(-1, theirs)).abs().max() <= TIE
+        assert (mine.sort(-1).values.diff(dim=-1) > 0).all()
         torch.testing.assert_close(lens.top_probs[:, prompt, :n], plain.top_probs[:, 0], atol=1e-5, rtol=0)
         torch.testing.assert_close(lens.entropy[:, prompt, :n], plain.entropy[:, 0], atol=1e-4, rtol=0)
         # What was written is the model's own first choice, at the last layer and in each row of its own logits.
@@ -100,13 +109,11 @@ def test_every_cell_is_that_of_a_plain_lens(family: str) -> None:
         torch.testing.assert_close(lens.sampled_log_probs[-1, prompt, :n], taken, atol=1e-4, rtol=0)
         assert lens.sampled_ranks[-1, prompt, :n].tolist() == [0] * n
         # And in every layer: its log-probability and rank by a whole distribution.
-        assert plain.logits is not None
-        whole = plain.logits[:, 0]
         asked = torch.tensor(written).view(1, n, 1).expand(len(lens.addresses), n, 1)
         expected = whole.log_softmax(-1).gather(-1, asked).squeeze(-1)
         torch.testing.assert_close(lens.sampled_log_probs[:, prompt, :n], expected, atol=1e-4, rtol=0)
-        ranks = (whole > whole.gather(-1, asked)).sum(-1)
-        assert torch.equal(lens.sampled_ranks[:, prompt, :n].long(), ranks)
+        ranks, logit = lens.sampled_ranks[:, prompt, :n], whole.gather(-1, asked)
+        assert ((whole > logit + TIE).sum(-1) <= ranks).all() and (ranks < (whole >= logit - TIE).sum(-1)).all()
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mamba", "bloom", "qwen2", "opt", "falcon"])
