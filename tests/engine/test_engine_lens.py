@@ -42,6 +42,8 @@ PROMPTS = [
 ]
 #: Two engines that are right differ by this much in a probability: their products round differently.
 CLOSE = 5e-5
+#: And so many places in a rank: among 49 152 tokens of a flat distribution many logits are equal but for their last digits.
+RANKS = 2
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +106,12 @@ def test_targets_statistics_and_positions(model: Any, eager: MuranoModel) -> Non
     assert_same(found, expected)
     there = expected.attention_mask
     for name, table in expected.stats.items():
-        torch.testing.assert_close(found.stats[name][:, there], table[:, there], rtol=1e-4, atol=1e-4, equal_nan=True)
+        close = RANKS if name == "next_rank" else 1e-4
+        torch.testing.assert_close(found.stats[name][:, there], table[:, there], rtol=1e-4, atol=close, equal_nan=True)
     for name in ("target_log_probs", "foil_log_probs"):
         torch.testing.assert_close(getattr(found, name)[:, there], getattr(expected, name)[:, there], rtol=0, atol=1e-3)
-    assert torch.equal(found.target_ranks, expected.target_ranks)
+    torch.testing.assert_close(found.target_ranks, expected.target_ranks, rtol=0, atol=RANKS)
+    assert torch.equal(found.target_ranks < 0, expected.target_ranks < 0)
     twice = logit_lens(model, PROMPTS[:1], positions=[-1, 0, 4], layers=[-1])
     assert torch.equal(twice.top_probs[:, :, 0], twice.top_probs[:, :, 2])
     assert_same(twice, logit_lens(eager, PROMPTS[:1], positions=[-1, 0, 4], layers=[-1]))
