@@ -38,13 +38,10 @@ def make_room(
     if free is None or needed <= free:
         try:
             return make()
-        except (
-            RuntimeError,
-            MemoryError,
-        ) as error:  # a limit of this process, of which the system's figure does not know
+        except (RuntimeError, MemoryError) as error:
             if "alloc" not in str(error) and not isinstance(error, MemoryError):
                 raise
-            free = None
+            free = None  # a limit of this process, of which the system's figure does not know
     have = f"{free / 1e9:.1f} GB are free" if free is not None else "this process may not have so much"
     longest = max(range(len(lengths)), key=lengths.__getitem__)
     usual = int(statistics.median(lengths))

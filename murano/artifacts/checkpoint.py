@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from murano.artifacts.codec import artifact, fingerprint
+from murano.artifacts.folder import check_writable
 from murano.artifacts.store import load_artifact, save_artifact
 from murano.errors import ArtifactError, InputError
 
@@ -65,13 +65,14 @@ class Checkpoint:
         """Fill the tables and return how many sections are done: none without a file, or where the file is damaged.
 
         Raises:
-            InputError: nothing can be written there, or there is a file of something else, or of another lens.
+            InputError: there is a folder, a file of something else, or of another lens.
+            ArtifactError: nothing can be written there.
         """
         instead = "Choose another file, or delete this one to start over."
         if self.path.is_dir():
             raise InputError(f"checkpoint={str(self.path)!r} is a folder: give the name of a file in it.")
         if not self.path.exists():
-            self._try()
+            check_writable(self.path.parent)
             return 0
         try:
             saved = load_artifact(self.path, SavedTables)
@@ -88,15 +89,6 @@ class Checkpoint:
             tensor.copy_(saved.tables[name])
         self.tables.odd.update(saved.odd)
         return int(saved.sections)
-
-    def _try(self) -> None:
-        """See to it before any work that the file can be written."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.path.parent):
-                pass
-        except OSError as error:
-            raise InputError(f"checkpoint={str(self.path)!r} can't be written: {error.strerror}.") from None
 
     def _was_one(self) -> bool:
         """Whether a file that can't be read is what is left of a checkpoint: nothing, or a beginning that says what it was."""
