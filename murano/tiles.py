@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from murano.model.product import Product
+from murano.model.product import Product, gather
 from murano.model.tail import ShortPath
 from murano.readout.reduce import CPU_SLICE_BYTES, Reduction, RowStats, slice_rows
 from murano.readout.search import Search
@@ -127,7 +127,7 @@ class Tiles:
             return self.tail.raw(rows)
         for first, width in self._tiles(like.shape[1]):
             tile = out.new_empty(len(rows), width)
-            out[:, first : first + width] = self.tail.unembed(hidden, first, tile, self.product)
+            out[:, first : first + width] = gather(self.tail.unembed(hidden, first, tile, self.product), tile)
         return out
 
     def _tiles(self, vocab: int) -> list[tuple[int, int]]:

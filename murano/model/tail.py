@@ -8,7 +8,7 @@ with every block bypassed and the last one returning the rows. Which of the two 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from murano.model.anatomy import Anatomy, embedding_device, probe_ids, run
-from murano.model.product import Product, torch_product
+from murano.model.product import Product, gather, torch_product
 from murano.model.stream import get_at, put_at, same_numbers
 from murano.model.watch import Call, Watcher, at_rest, logits_of, replaced_forward
 
@@ -152,7 +152,7 @@ class ShortPath:
         hidden = self.before_head(rows.unsqueeze(0)).squeeze(0)
         if not self.multiplies(hidden, out):
             return self.steps[self.head](hidden.unsqueeze(0)).squeeze(0)
-        return self.unembed(hidden, 0, out, product)
+        return gather(self.unembed(hidden, 0, out, product), out)
 
     def multiplies(self, hidden: Float[Tensor, "row d"], out: Tensor) -> bool:
         """Whether the head is a plain product of these rows, with nothing to cast."""
@@ -164,12 +164,11 @@ class ShortPath:
         first: int,
         out: Float[Tensor, "row token"],
         product: Product | None = None,
-    ) -> Float[Tensor, "row token"]:
-        """Logits of the tokens from ``first`` on, as many as ``out`` has room for."""
+    ) -> Iterable[Float[Tensor, "some token"]]:
+        """Logits of the tokens from ``first`` on, as many as ``out`` has room for, in blocks of rows."""
         weight = self.weight
         assert weight is not None
-        (product or torch_product(weight, self.bias))(hidden.to(weight.device), first, out)
-        return out
+        return (product or torch_product(weight, self.bias))(hidden.to(weight.device), first, out)
 
     def unembed_tokens(self, hidden: Float[Tensor, "row d"], ids: Int[Tensor, " token"]) -> Float[Tensor, "row token"]:
         """Logits of some tokens, by torch's own product."""

@@ -8,7 +8,7 @@ Gimelshein 2018, "Online normalizer calculation for softmax").
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -22,6 +22,10 @@ from murano.readout.stats import js_of, kl_of
 #: Rows that are reduced together on a CPU: few enough for a slice of logits and one of exponentials to stay in cache.
 CPU_SLICE_BYTES = 3 << 19
 _DIVERGENCES = {"kl": kl_of, "js": js_of}
+#: Exponentials are taken to the base of 2: on a CPU ``exp`` is MKL's, which on AMD's processors takes twice as long as ``exp2``.
+LOG2_E = 1 / math.log(2)
+#: Logits up to here are multiplied by that before they are subtracted.
+LARGE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class Reduction:
 
     def add(
         self,
-        logits: Float[Tensor, "row width"],
+        blocks: Iterable[Float[Tensor, "some width"]],
         first: int = 0,
         reference: Float[Tensor, "cell vocab"] | None = None,
         diverged: Mapping[str, list[Tensor]] | None = None,
@@ -98,28 +102,26 @@ class Reduction:
         """Take the logits of some tokens, or of all.
 
         Args:
-            logits: the rows; float32 rows are overwritten.
+            blocks: the rows, some after the others; float32 rows are overwritten.
             first: the first token.
             reference: log-probabilities that whole rows diverge from; the rows take turns with them.
             diverged: where the divergences of each slice go, by name.
         """
-        n, width = logits.shape
-        room = 4 * self.scratch.numel() if self.scratch is not None else None
-        step = n if logits.device.type != "cpu" else slice_rows(n, width, room)
         peaks, totals, weighted, asked, ranks = [], [], [], [], []
-        for start in range(0, n, step):
-            x = logits[start : start + step]
+        start = width = 0
+        for x in self._slices(blocks):
             if self.finish is not None:
                 x = self.finish(x)
             x = x.float()
+            width = x.shape[1]
             if self.tokens is not None:
-                local = self.tokens[start : start + step] - first
-                here = x.gather(1, local.clamp(0, x.shape[1] - 1))
-                than = here if self.token_logits is None else self.token_logits[start : start + step]
-                asked.append(here.masked_fill((local < 0) | (local >= x.shape[1]), torch.nan))
+                local = self.tokens[start : start + len(x)] - first
+                here = x.gather(1, local.clamp(0, width - 1))
+                than = here if self.token_logits is None else self.token_logits[start : start + len(x)]
+                asked.append(here.masked_fill((local < 0) | (local >= width), torch.nan))
                 ranks.append(torch.stack([_larger(x, column, self.scratch) for column in than.split(1, dim=1)], dim=1))
             peak = self.search.add(x)
-            total, weight = _sums(x.sub_(peak), self.scratch)
+            total, weight = _sums(x, peak, self.scratch, reference is not None)
             peaks.append(peak)
             totals.append(total)
             weighted.append(weight)
@@ -128,12 +130,20 @@ class Reduction:
                 turn = torch.arange(start, start + len(x), device=x.device) % len(reference)
                 for name, parts in diverged.items():
                     parts.append(_DIVERGENCES[name](x, reference[turn]))
-        self.search.end_piece(first, x.shape[1])
+            start += len(x)
+        self.search.end_piece(first, width)
         self._sums.append((torch.cat(peaks).squeeze(-1), torch.cat(totals), torch.cat(weighted)))
         if self.tokens is not None:
             seen = torch.cat(asked)
             self._seen = seen if self._seen is None else torch.where(seen.isnan(), self._seen, seen)
             self._ranks = self._ranks + torch.cat(ranks)
+
+    def _slices(self, blocks: Iterable[Float[Tensor, "some width"]]) -> Iterator[Float[Tensor, "slice width"]]:
+        """As many rows at a time as are reduced together."""
+        room = 4 * self.scratch.numel() if self.scratch is not None else None
+        for block in blocks:
+            n, width = block.shape
+            yield from block.split(n if block.device.type != "cpu" else slice_rows(n, width, room))
 
     def sure(self) -> Bool[Tensor, " row"]:
         """The rows whose ranks can be relied on: in which the tokens' logits came as they were foreseen, to the bit."""
@@ -190,7 +200,7 @@ def reduce_rows(
         Search(len(logits), top_k, logits.shape[1], logits.device.type == "cpu"), finish, scratch, tokens
     )
     diverged: dict[str, list[Tensor]] = {name: [] for name in divergences}
-    reduction.add(logits, 0, reference, diverged)
+    reduction.add([logits], 0, reference, diverged)
     return reduction.stats(diverged)
 
 
@@ -219,16 +229,25 @@ def slice_rows(rows: int, vocab: int, max_bytes: int | None = None) -> int:
     return -(-rows // max(1, -(-rows // most)))
 
 
-def _sums(x: Float[Tensor, "row vocab"], scratch: Tensor | None) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"]]:
-    """``sum exp(x)`` and ``sum x exp(x)`` of rows whose largest number is 0."""
-    # Not exp: on a CPU that is MKL's, which on AMD's processors takes longer than all of softmax.
-    p = torch.softmax(x, dim=-1, out=_room(scratch, x))
-    total = p.amax(dim=-1).reciprocal()  # exp(0) is 1
-    weighted = total * p.mul_(x).sum(dim=-1)
+def _sums(
+    x: Float[Tensor, "row vocab"], peak: Float[Tensor, "row 1"], scratch: Tensor | None, below: bool
+) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"]]:
+    """``sum exp(l - peak)`` and ``sum (l - peak) exp(l - peak)`` of rows, which are overwritten: with ``l - peak`` if ``below``."""
+    if not bool(peak.abs().amax() <= LARGE):
+        x.sub_(peak)  # too large for what is left below to be small, or nothing but masked tokens
+        peak = torch.zeros_like(peak)
+    base = -LOG2_E * peak
+    torch.add(base, x, alpha=LOG2_E, out=x)
+    # One rounding for unit and difference; what it leaves of the peak's own difference, instead of 0, is taken out of the sums.
+    left = torch.add(base, peak, alpha=LOG2_E)
+    p = torch.exp2(x, out=_room(scratch, x))
+    total = p.sum(dim=-1)
+    weighted = p.mul_(x).sum(dim=-1)
     if not math.isfinite(weighted.sum().item()):
         # A masked token has logit -inf and adds nothing: 0 · -inf is 0 here.
-        masked = x == -torch.inf
-        nothing = masked.all(dim=-1)
-        total = total.masked_fill(nothing, 0.0)
-        weighted = total * p.masked_fill_(masked, 0.0).sum(dim=-1)
-    return total, weighted
+        weighted = p.masked_fill_(x == -torch.inf, 0.0).sum(dim=-1)
+    if below:
+        x.sub_(left).div_(LOG2_E)
+    left = left.squeeze(-1)
+    by = torch.exp2(-left)
+    return by * total, by * (weighted - left * total) / LOG2_E

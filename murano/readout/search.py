@@ -68,16 +68,17 @@ class Search:
         maxima.clamp_min_(LOWEST)
         self._slices.append((maxima,))
         bar = self._bar[start : start + len(x)] if self._bar is not None else None
-        reached = maxima >= bar if bar is not None else None
-        if reached is None or int(reached.sum()) > self.k * len(x):
+        reached = (maxima >= bar).nonzero() if bar is not None else None
+        if reached is None or len(reached) > self.k * len(x):
             lowest = maxima.topk(min(self.k, maxima.shape[1]), dim=-1).values[:, -1:]
-            reached = maxima >= (lowest if bar is None else torch.maximum(bar, lowest))
-        row, group = reached[:, :n_groups].nonzero(as_tuple=True)
-        self._kept.append((groups.transpose(1, 2)[row, group].clamp_min_(LOWEST), start + row, before + group))
+            reached = (maxima >= (lowest if bar is None else torch.maximum(bar, lowest))).nonzero()
         if rest.shape[1]:
-            row = reached[:, n_groups].nonzero().flatten()
+            in_rest = reached[:, 1] == n_groups
+            row, reached = reached[in_rest, 0], reached[~in_rest]
             filled = torch.nn.functional.pad(rest[row].clamp_min(LOWEST), (0, GROUP - rest.shape[1]), value=-torch.inf)
             self._kept.append((filled, start + row, torch.full_like(row, before + n_groups)))
+        row, group = reached.unbind(1)
+        self._kept.append((groups.transpose(1, 2)[row, group].clamp_min_(LOWEST), start + row, before + group))
         peak: Tensor = maxima.amax(dim=1, keepdim=True)
         return peak
 

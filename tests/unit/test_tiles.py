@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -201,9 +201,10 @@ def test_a_vocabulary_of_three_tiles_as_it_comes(
     widths: list[int] = []
     own = Reduction.add
 
-    def watched(self: Reduction, logits: Tensor, *rest: Any) -> None:
-        widths.append(logits.shape[1])
-        own(self, logits, *rest)
+    def watched(self: Reduction, blocks: Iterable[Tensor], *rest: Any) -> None:
+        blocks = list(blocks)
+        widths.append(blocks[0].shape[1])
+        own(self, blocks, *rest)
 
     monkeypatch.setattr(Reduction, "add", watched)
     lens = logit_lens(model, prompts, top_k=4)
@@ -280,7 +281,7 @@ def test_any_tiles_of_any_rows_reduce_to_the_same(seed: int, monkeypatch: pytest
     whole = reduce_rows(logits.clone(), k, tokens=tokens)
     reduction = Reduction(Search(n, k, vocab), tokens=tokens, token_logits=logits.gather(1, tokens))
     for first, end in itertools.pairwise(cuts):
-        reduction.add(logits[:, first:end].clone(), first)
+        reduction.add([logits[:, first:end].clone()], first)
     found = reduction.stats()
     good = torch.tensor([i for i in range(n) if i != 4])
     assert reduction.sure().tolist() == [i != 4 or not logits[4, tokens[4]].isnan().any() for i in range(n)]
@@ -326,7 +327,7 @@ def test_of_equal_logits_the_lower_id_comes_first(monkeypatch: pytest.MonkeyPatc
     for width in (900, 256):
         reduction = Reduction(Search(5, 5, 90_000))  # by groups
         for first in range(0, 900, width):
-            reduction.add(logits[:, first : first + width].clone(), first)
+            reduction.add([logits[:, first : first + width].clone()], first)
         assert reduction.stats().top_ids.tolist() == [expected] * 5
     assert reduce_rows(logits.clone(), 5).top_ids.tolist() == [expected] * 5
 
