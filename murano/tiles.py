@@ -139,11 +139,14 @@ class Tiles:
     ) -> Float[Tensor, "row token"]:
         """The logits of tokens before their tiles come, so that larger ones can be counted in all of them.
 
-        Products of whole panels mostly round alike, whichever tokens are in them; where not, :meth:`Reduction.sure` says so.
+        Products of as many rows and of whole panels mostly round alike, whichever tokens are in them; where not,
+        :meth:`Reduction.sure` says so.
         """
         panels = -(-len(different) // PANEL) * PANEL
         ids = different.repeat(-(-panels // len(different)))[:panels]
-        logits = self.tail.unembed_tokens(hidden, ids)
+        product, logits = self.product.of(ids), hidden.new_empty(len(hidden), len(ids))
+        for rows, out in zip(hidden.split(self.rows), logits.split(self.rows), strict=True):
+            gather(product(rows, 0, out), out)
         if self.tail.finish is not None:
             logits = self.tail.finish(logits)
         return logits.float().gather(1, torch.searchsorted(different, tokens))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from murano.address import Address
-from murano.model.product import Choice, torch_product
+from murano.model.product import Choice, TorchProduct
 from murano.model.proof import difference, rounding
 from murano.model.vllm_worker import EngineModel
 from murano.model.wire import pack, unpack
@@ -38,7 +38,7 @@ class Readable:
 
     def product(self, rows: int, name: str, width: int) -> Choice:
         """The engine multiplies by itself."""
-        return Choice("engine", torch_product(torch.empty(0, 0)))
+        return Choice("engine", TorchProduct(torch.empty(0, 0)))
 
 
 class LensWorker:

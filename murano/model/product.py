@@ -12,13 +12,14 @@ from __future__ import annotations
 import logging
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from murano.errors import InputError
@@ -28,10 +29,6 @@ from murano.readout.search import Search
 
 logger = logging.getLogger(__name__)
 Name = TypeVar("Name")
-
-#: The logits of the tokens from one on, as many as there is room for: ``product(rows, first, room)``. They come as blocks of rows, one
-#: after the other, each to be done with before the next is asked for; they may be in that room.
-Product = Callable[[Float[Tensor, "row d"], int, Float[Tensor, "row token"]], Iterable[Float[Tensor, "some token"]]]
 
 #: How much faster than the first another must be, and in how many rounds that is found out.
 GAIN, ROUNDS = 1.02, 6
@@ -45,52 +42,84 @@ LARGE_SLICE_BYTES = 8 << 20
 ONEDNN_ROWS = 768
 
 
-def torch_product(weight: Float[Tensor, "vocab d"], bias: Float[Tensor, " vocab"] | None = None) -> Product:
+class Product(ABC):
+    """The product of rows and an unembedding, of as many tokens as are wanted.
+
+    Args:
+        weight: the unembedding.
+        bias: what is added to each token's logit.
+    """
+
+    def __init__(self, weight: Float[Tensor, "vocab d"], bias: Float[Tensor, " vocab"] | None = None) -> None:
+        self.weight, self.bias = weight, bias
+
+    @abstractmethod
+    def __call__(
+        self, rows: Float[Tensor, "row d"], first: int, out: Float[Tensor, "row token"]
+    ) -> Iterable[Float[Tensor, "some token"]]:
+        """Logits of the tokens from ``first`` on, as many as ``out`` has room for.
+
+        They come as blocks of rows, one after the other, each to be done with before the next is asked for; they may be in ``out``.
+        """
+
+    def of(self, tokens: Int[Tensor, " token"]) -> Product:
+        """The same of some tokens: logits round alike, mostly to the bit."""
+        return type(self)(self.weight[tokens], self.bias[tokens] if self.bias is not None else None)
+
+    def tile(self, first: int, width: int) -> tuple[Float[Tensor, "token d"], Float[Tensor, " token"] | None]:
+        """Weight and bias of the tokens from ``first`` on."""
+        tokens = slice(first, first + width)
+        return self.weight[tokens], self.bias[tokens] if self.bias is not None else None
+
+
+class TorchProduct(Product):
     """The product as torch's ``linear`` does it: of whole rows, and at equal shapes, the model's own numbers to the bit."""
 
-    def product(rows: Tensor, first: int, out: Tensor) -> Iterable[Tensor]:
-        tile = slice(first, first + out.shape[1])
+    def __call__(self, rows: Tensor, first: int, out: Tensor) -> Iterable[Tensor]:
+        weight, bias = self.tile(first, out.shape[1])
         if bias is None:
-            torch.mm(rows, weight[tile].T, out=out)
+            torch.mm(rows, weight.T, out=out)
         else:
-            torch.addmm(bias[tile], rows, weight[tile].T, out=out)
+            torch.addmm(bias, rows, weight.T, out=out)
         return (out,)
 
-    return product
 
-
-def numpy_product(weight: Float[Tensor, "vocab d"], bias: Float[Tensor, " vocab"] | None = None) -> Product:
+class NumpyProduct(Product):
     """The product through numpy's BLAS, on the same memory."""
-    import numpy
 
-    def product(rows: Tensor, first: int, out: Tensor) -> Iterable[Tensor]:
-        tile = slice(first, first + out.shape[1])
-        numpy.matmul(rows.contiguous().numpy(), weight[tile].numpy().T, out=out.numpy())
+    def __call__(self, rows: Tensor, first: int, out: Tensor) -> Iterable[Tensor]:
+        import numpy
+
+        weight, bias = self.tile(first, out.shape[1])
+        numpy.matmul(rows.contiguous().numpy(), weight.numpy().T, out=out.numpy())
         if bias is not None:
-            out.add_(bias[tile])
+            out.add_(bias)
         return (out,)
 
-    return product
 
-
-def onednn_product(weight: Float[Tensor, "vocab d"], bias: Float[Tensor, " vocab"] | None = None) -> Product:
+class OnednnProduct(Product):
     """The product through oneDNN, which likes a weight in an order of its own: of the tile at hand a copy is kept in it.
 
     It can't be told where to write, and makes room of its own for each block.
     """
-    kept: dict[tuple[int, int], Tensor] = {}
 
-    def product(rows: Tensor, first: int, out: Tensor) -> Iterator[Tensor]:
-        key, tile = (first, out.shape[1]), slice(first, first + out.shape[1])
-        ordered = weight if out.shape[1] == len(weight) else kept.get(key)
-        if ordered is None:
-            kept.clear()
-            ordered = kept[key] = torch.ops.mkldnn._reorder_linear_weight(weight[tile], ONEDNN_ROWS)
-        of_tile = bias[tile] if bias is not None else None
+    def __init__(self, weight: Float[Tensor, "vocab d"], bias: Float[Tensor, " vocab"] | None = None) -> None:
+        super().__init__(weight, bias)
+        self._ordered: tuple[tuple[int, int], Tensor] | None = None
+
+    def __call__(self, rows: Tensor, first: int, out: Tensor) -> Iterator[Tensor]:
+        weight, bias = self.tile(first, out.shape[1])
+        if len(weight) < len(self.weight):
+            weight = self._in_order(weight, first)
         for some in rows.split(ONEDNN_ROWS):
-            yield torch.ops.mkldnn._linear_pointwise(some, ordered, of_tile, "none", [], "")
+            yield torch.ops.mkldnn._linear_pointwise(some, weight, bias, "none", [], "")
 
-    return product
+    def _in_order(self, weight: Tensor, first: int) -> Tensor:
+        key = (first, len(weight))
+        if self._ordered is None or self._ordered[0] != key:
+            self._ordered = None  # makes room for the next
+            self._ordered = (key, torch.ops.mkldnn._reorder_linear_weight(weight, ONEDNN_ROWS))
+        return self._ordered[1]
 
 
 def gather(
@@ -142,8 +171,8 @@ def choose(weight: Tensor, bias: Tensor | None, rows: int, width: int, product: 
     weight, bias = weight.detach(), bias.detach() if bias is not None else None
     base = "tiles" if width < len(weight) else "torch"
     if product in ("torch", "tiles"):
-        return Choice(base, torch_product(weight, bias))
-    candidates = {base: torch_product(weight, bias)}
+        return Choice(base, TorchProduct(weight, bias))
+    candidates: dict[str, Product] = {base: TorchProduct(weight, bias)}
     if weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.is_contiguous():
         candidates |= _others(weight, bias)
     if product != "auto":
@@ -160,9 +189,9 @@ def choose(weight: Tensor, bias: Tensor | None, rows: int, width: int, product: 
 
 def _others(weight: Tensor, bias: Tensor | None) -> dict[str, Product]:
     """The products of other libraries that can be had for this weight."""
-    found = {"numpy": numpy_product(weight, bias)}
+    found: dict[str, Product] = {"numpy": NumpyProduct(weight, bias)}
     if torch.backends.mkldnn.is_available():
-        product = onednn_product(weight, bias)
+        product: Product = OnednnProduct(weight, bias)
         try:
             gather(product(torch.zeros(1, weight.shape[1]), 0, torch.empty(1, 1)), torch.empty(1, 1))
             found["onednn"] = product

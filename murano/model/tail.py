@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from murano.model.anatomy import Anatomy, embedding_device, probe_ids, run
-from murano.model.product import Product, gather, torch_product
+from murano.model.product import Product, TorchProduct, gather
 from murano.model.stream import get_at, put_at, same_numbers
 from murano.model.watch import Call, Watcher, at_rest, logits_of, replaced_forward
 
@@ -168,13 +168,7 @@ class ShortPath:
         """Logits of the tokens from ``first`` on, as many as ``out`` has room for, in blocks of rows."""
         weight = self.weight
         assert weight is not None
-        return (product or torch_product(weight, self.bias))(hidden.to(weight.device), first, out)
-
-    def unembed_tokens(self, hidden: Float[Tensor, "row d"], ids: Int[Tensor, " token"]) -> Float[Tensor, "row token"]:
-        """Logits of some tokens, by torch's own product."""
-        weight, bias = self.weight, self.bias
-        assert weight is not None
-        return nn.functional.linear(hidden.to(weight.device), weight[ids], bias[ids] if bias is not None else None)
+        return (product or TorchProduct(weight, self.bias))(hidden.to(weight.device), first, out)
 
     def describe(self) -> str:
         """The steps in words."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from murano.errors import InputError
 from murano.lens import logit_lens
 from murano.model import product
-from murano.model.product import choose, gather, numpy_product, onednn_product, torch_product
+from murano.model.product import NumpyProduct, OnednnProduct, TorchProduct, choose, gather
 from murano.prompts import Prompt
 
 Make = Callable[..., product.Product]
@@ -25,7 +25,7 @@ def weight_of(vocab: int = 300, d: int = 24) -> Tensor:
 
 
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("make", [torch_product, numpy_product, onednn_product])
+@pytest.mark.parametrize("make", [TorchProduct, NumpyProduct, OnednnProduct])
 def test_products_of_tiles_are_the_product(make: Make, biased: bool) -> None:
     weight, bias = weight_of(), torch.linspace(-3, 3, 300) if biased else None
     rows = torch.randn(7, 24, generator=torch.Generator().manual_seed(1))
@@ -43,7 +43,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, **libraries: tuple[float, float])
 
     def make(seconds: float, error: float) -> product.Product:
         def multiply(rows: Tensor, first: int, out: Tensor) -> Iterable[Tensor]:
-            for block in torch_product(weight_of())(rows, first, out):
+            for block in TorchProduct(weight_of())(rows, first, out):
                 yield block.add_(error)
             time.sleep(seconds)
 
@@ -51,7 +51,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, **libraries: tuple[float, float])
 
     made = {name: make(*how) for name, how in libraries.items()}
     own = made.pop("torch")
-    monkeypatch.setattr(product, "torch_product", lambda weight, bias=None: own)
+    monkeypatch.setattr(product, "TorchProduct", lambda weight, bias=None: own)
     monkeypatch.setattr(product, "_others", lambda weight, bias: made)
 
 
@@ -87,7 +87,7 @@ def test_a_product_that_can_not_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     def lacking(*args: Any, **kwargs: Any) -> None:
         raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute '_linear_pointwise'")
 
-    monkeypatch.setattr(product, "onednn_product", lambda *args, **kwargs: lacking)
+    monkeypatch.setattr(product, "OnednnProduct", lambda *args, **kwargs: lacking)
     assert set(choose(weight_of(), None, 64, 100).gflops) == {"tiles", "numpy"}
     with pytest.raises(InputError, match="product='onednn' can't be had"):
         choose(weight_of(), None, 4, 300, "onednn")

@@ -22,10 +22,10 @@ SHAPES = st.tuples(st.integers(1, 5), st.sampled_from([1, 2, 3, 7, 256, 1025, 30
 
 def naive(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x = logits.double()
-    log_normalizer = x.logsumexp(-1)
-    p = (x - log_normalizer.unsqueeze(-1)).exp()
+    peak = x.amax(-1, keepdim=True)
+    p = (x - peak).softmax(-1)
     entropy = -torch.where(p > 0, p * p.log(), 0.0).sum(-1)
-    return x.topk(k, dim=-1).values, p.topk(k, dim=-1).values, entropy, log_normalizer
+    return x.topk(k, dim=-1).values, p.topk(k, dim=-1).values, entropy, peak.squeeze(-1) + (x - peak).logsumexp(-1)
 
 
 def check(logits: Tensor, k: int, **options: Any) -> None:
@@ -60,6 +60,23 @@ def test_random_rows(data: st.DataObject) -> None:
 def test_any_finite_numbers(array: Any, data: st.DataObject) -> None:
     """Ties, zeros and numbers far apart included."""
     check(torch.from_numpy(array), data.draw(st.integers(1, array.shape[1])))
+
+
+@pytest.mark.parametrize("offset", [0.0, 50.0, -300.0, 6e4, -6e4, 7e4, 1e6, -1e30, 3e38])
+def test_logits_of_any_size(offset: float) -> None:
+    """What is far from 0 altogether is rounded, but what it was rounded to is read as exactly as any other."""
+    check(torch.randn(4, 3000, generator=torch.Generator().manual_seed(0)) * 3 + offset, 5)
+    mixed = torch.randn(4, 3000, generator=torch.Generator().manual_seed(1)) * 3
+    mixed[2] += offset
+    check(mixed, 5)
+
+
+@pytest.mark.parametrize("lowest", [-torch.inf, torch.finfo(torch.float32).min])
+def test_tokens_that_are_masked_in_either_way(lowest: float) -> None:
+    logits = torch.randn(6, 3000, generator=torch.Generator().manual_seed(0))
+    logits[:, ::2] = lowest
+    logits[3, 2:] = lowest
+    check(logits, 5)
 
 
 @pytest.mark.parametrize("k", [1, 5, 300])

@@ -18,7 +18,7 @@ from murano import MuranoModel, Prompt, reader, tiles
 from murano.artifacts.logit_lens import LogitLensResult
 from murano.errors import InputError
 from murano.lens import logit_lens, reread
-from murano.model.product import torch_product
+from murano.model.product import TorchProduct
 from murano.model.tail import ShortPath
 from murano.readout import search
 from murano.readout.reduce import Reduction, reduce_rows
@@ -226,6 +226,27 @@ def test_a_vocabulary_of_three_tiles_as_it_comes(
         assert (lens.target_ranks[-1] == ranks).float().mean() > 0.99
 
 
+@pytest.mark.parametrize("product", ["tiles", "onednn"])
+def test_what_a_token_will_get_is_foreseen_to_the_bit(product: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the same product: else nearly all rows of which ranks are asked would be read a second time, whole."""
+    model = wide()
+    ids = torch.randint(16, 250, (10, 35), generator=torch.Generator().manual_seed(2))
+    prompts = [Prompt(token_ids=tuple(i), targets=(i[3], 12_999), foils=(40,)) for i in ids.tolist()]
+    relied: list[Tensor] = []
+    own = Tiles.read
+
+    def watched(self: Tiles, *args: Any) -> Any:
+        read = own(self, *args)
+        assert read is not None
+        relied.append(read[1])
+        return read
+
+    monkeypatch.setattr(Tiles, "read", watched)
+    lens = logit_lens(model, prompts, product=product)
+    assert torch.cat(relied).float().mean() > 0.99
+    assert_alike(lens, logit_lens(model, prompts, product="torch"), 1e-5)
+
+
 def test_few_rows_and_little_room_are_read_whole() -> None:
     row = torch.empty(1, 49_152)
     assert plan(row, 5, 32 << 20) == (768, 4096)
@@ -244,7 +265,7 @@ def test_whole_logits_by_tiles_are_the_logits() -> None:
     assert isinstance(tail, ShortPath) and tail.weight is not None
     rows = torch.randn(3, 32)
     with torch.no_grad():
-        found = Tiles(tail, torch_product(tail.weight), 256, 4352).logits(rows, torch.empty(1, 13_001))
+        found = Tiles(tail, TorchProduct(tail.weight), 256, 4352).logits(rows, torch.empty(1, 13_001))
         assert (found - tail.raw(rows.unsqueeze(0))[0]).abs().max() < 1e-5
 
 
