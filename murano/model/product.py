@@ -221,7 +221,8 @@ def _fastest(candidates: dict[str, Product], weight: Tensor, bias: Tensor | None
         Reduction(Search(rows, USUAL_K, width), None, scratch[slice_bytes]).add(blocks)
         return time.perf_counter() - started
 
-    slice_bytes = _clearly_fastest(_timed({size: partial(read, candidates[base], size, False) for size in scratch}))
+    slices = _timed({size: partial(read, candidates[base], size, False) for size in scratch})
+    slice_bytes = min(slices, key=lambda size: statistics.median(slices[size]))
     runs = {name: partial(read, product, slice_bytes, True) for name, product in accurate.items()}
     # numpy's threads go on spinning for a tenth of a second, at the cost of whoever comes next.
     alone = {name: runs.pop(name) for name in ("numpy",) if name in runs}

@@ -24,8 +24,8 @@ CPU_SLICE_BYTES = 3 << 19
 _DIVERGENCES = {"kl": kl_of, "js": js_of}
 #: Exponentials are taken to the base of 2: on a CPU ``exp`` is MKL's, which on AMD's processors takes twice as long as ``exp2``.
 LOG2_E = 1 / math.log(2)
-#: Logits up to here are multiplied by that before they are subtracted.
-LARGE = 1 << 16
+#: Logits up to here are multiplied by that before they are subtracted: what rounding does to the product shows in the difference.
+LARGE = 1 << 8
 
 
 @dataclass(frozen=True)

@@ -62,10 +62,11 @@ def test_any_finite_numbers(array: Any, data: st.DataObject) -> None:
     check(torch.from_numpy(array), data.draw(st.integers(1, array.shape[1])))
 
 
-@pytest.mark.parametrize("offset", [0.0, 50.0, -300.0, 6e4, -6e4, 7e4, 1e6, -1e30, 3e38])
+@pytest.mark.parametrize("offset", [0.0, 50.0, -240.0, 300.0, -6e4, 1e6, -1e30, 3e38])
 def test_logits_of_any_size(offset: float) -> None:
     """What is far from 0 altogether is rounded, but what it was rounded to is read as exactly as any other."""
-    check(torch.randn(4, 3000, generator=torch.Generator().manual_seed(0)) * 3 + offset, 5)
+    for width in (3000, 3005):  # registers are filled, or not
+        check(torch.randn(4, width, generator=torch.Generator().manual_seed(0)) * 3 + offset, 5)
     mixed = torch.randn(4, 3000, generator=torch.Generator().manual_seed(1)) * 3
     mixed[2] += offset
     check(mixed, 5)
