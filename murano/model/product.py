@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import truediv
 from typing import TypeVar
 
 import torch
@@ -248,10 +249,7 @@ def _timed(runs: Mapping[Name, Callable[[], float]]) -> dict[Name, list[float]]:
 
 
 def _clearly_fastest(seconds: Mapping[Name, Sequence[float]], gain: float = GAIN) -> Name:
-    """The fastest; the first, where none is clearly faster: at best as well, or what disturbed the first would speak for the others."""
+    """The fastest; the first, where none is clearly faster. What disturbs a round disturbs all in it, so gains are taken within rounds."""
     first = next(iter(seconds))
-
-    def is_faster(name: Name) -> bool:
-        return all(of(seconds[name]) * gain <= of(seconds[first]) for of in (min, statistics.median))
-
-    return min(filter(is_faster, seconds), key=lambda name: statistics.median(seconds[name]), default=first)
+    gains = {name: statistics.median(map(truediv, seconds[first], took)) for name, took in seconds.items()}
+    return max((name for name in gains if gains[name] >= gain), key=gains.__getitem__, default=first)
