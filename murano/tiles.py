@@ -6,6 +6,8 @@ the product writes is reduced while it is in cache. That more than pays for the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -96,23 +98,20 @@ class Tiles:
             self._room = weight.new_empty(self.rows * self.width)
             self._scratch = torch.empty(slice_rows(self.rows, self.width, self.slice_bytes), self.width)
         foreseen = self._foresee(hidden, different, tokens) if tokens is not None else None
-        groups = hidden.split(self.rows)
-        reductions = [
-            Reduction(
-                Search(len(group), top_k, len(weight)),
-                self.tail.finish,
-                self._scratch,
-                tokens[start : start + len(group)] if tokens is not None else None,
-                foreseen[start : start + len(group)] if foreseen is not None else None,
-            )
-            for start, group in zip(range(0, len(hidden), self.rows), groups, strict=True)
-        ]
+        reduction = Reduction(
+            Search(len(hidden), top_k, len(weight)), self.tail.finish, self._scratch, tokens, foreseen
+        )
         for first, width in self._tiles(len(weight)):
-            for group, reduction in zip(groups, reductions, strict=True):
-                out = self._room[: len(group) * width].view(len(group), width)
-                reduction.add(self.tail.unembed(group, first, out, self.product), first)
-        found = [reduction.stats() for reduction in reductions]
-        return RowStats.cat(found), torch.cat([reduction.sure() for reduction in reductions])
+            reduction.add(self._blocks(hidden, first, width, self._room), first)
+        return reduction.stats(), reduction.sure()
+
+    def _blocks(
+        self, hidden: Float[Tensor, "row d"], first: int, width: int, room: Float[Tensor, " numbers"]
+    ) -> Iterator[Float[Tensor, "some width"]]:
+        """A tile's logits, as many rows at a time as are multiplied together."""
+        for rows in hidden.split(self.rows):
+            out = room[: len(rows) * width].view(len(rows), width)
+            yield from self.tail.unembed(rows, first, out, self.product)
 
     def logits(self, rows: Float[Tensor, "row d_model"], like: Tensor) -> Float[Tensor, "row vocab"]:
         """All logits of a few rows, before :attr:`~murano.model.tail.ShortPath.finish`, by the same product.

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -49,18 +48,6 @@ class RowStats:
     token_log_probs: Float[Tensor, "row token"] | None = None
     token_ranks: Int[Tensor, "row token"] | None = None
     divergences: Mapping[str, Float[Tensor, " row"]] = field(default_factory=dict)
-
-    @classmethod
-    def cat(cls, parts: Sequence[RowStats]) -> RowStats:
-        """The statistics of rows that were read apart, without divergences."""
-        if len(parts) == 1:
-            return parts[0]
-
-        def of(name: str) -> Any:
-            values = [getattr(part, name) for part in parts]
-            return None if values[0] is None else torch.cat(values)
-
-        return cls(**{f.name: of(f.name) for f in fields(cls) if f.name != "divergences"})
 
 
 class Reduction:
