@@ -154,7 +154,7 @@ class Reduction:
         return RowStats(
             top_ids=ids,
             top_probs=(values - peak - log_total.unsqueeze(-1)).exp(),
-            entropy=log_total - weight / total,
+            entropy=(log_total - weight / total).clamp_min(0),  # rounding may leave less
             log_normalizer=peak.squeeze(-1) + log_total,
             token_log_probs=log_probs,
             token_ranks=self._ranks if isinstance(self._ranks, Tensor) else None,
