@@ -219,7 +219,7 @@ def _fastest(candidates: dict[str, Product], weight: Tensor, bias: Tensor | None
         started = time.perf_counter()
         blocks = product(hidden, 0, out)
         started = started if whole else time.perf_counter()
-        Reduction(Search(rows, USUAL_K, width), None, scratch[slice_bytes]).add(blocks)
+        Reduction(Search(rows, USUAL_K, width), None, scratch[slice_bytes], in_bits=bias is None).add(blocks)
         return time.perf_counter() - started
 
     slices = _timed({size: partial(read, candidates[base], size, False) for size in scratch})

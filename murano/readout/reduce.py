@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,6 +26,9 @@ _DIVERGENCES = {"kl": kl_of, "js": js_of}
 LOG2_E = 1 / math.log(2)
 #: Logits up to here are multiplied by that before they are subtracted: what rounding does to the product shows in the difference.
 LARGE = 1 << 8
+#: Bits whose exponentials add up to no more than this, and no less than its inverse, need no subtraction at all: float32 has room for
+#: them, and what rounding does to them is less than what it did in a product of that size.
+LARGE_SUM = 2.0**64
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class Reduction:
         tokens: ids whose log-probability and rank are wanted in each row.
         token_logits: their logits, where tiles come before the one that they are in; to the bit what that tile will hold, or the row
             is not :meth:`sure`.
+        in_bits: whether logits come multiplied by :data:`LOG2_E` already, ``token_logits`` too.
     """
 
     def __init__(
@@ -72,8 +77,9 @@ class Reduction:
         scratch: Tensor | None = None,
         tokens: Int[Tensor, "row token"] | None = None,
         token_logits: Float[Tensor, "row token"] | None = None,
+        in_bits: bool = False,
     ) -> None:
-        self.search, self.finish, self.scratch = search, finish, scratch
+        self.search, self.finish, self.scratch, self.in_bits = search, finish, scratch, in_bits
         self.tokens, self.token_logits = tokens, token_logits
         self._sums: list[tuple[Tensor, Tensor, Tensor]] = []
         self._seen = torch.full_like(token_logits, torch.nan) if token_logits is not None else None
@@ -94,7 +100,7 @@ class Reduction:
             reference: log-probabilities that whole rows diverge from; the rows take turns with them.
             diverged: where the divergences of each slice go, by name.
         """
-        peaks, totals, weighted, asked, ranks = [], [], [], [], []
+        offsets, totals, weighted, asked, ranks = [], [], [], [], []
         start = width = 0
         for x in self._slices(blocks):
             if self.finish is not None:
@@ -107,9 +113,11 @@ class Reduction:
                 than = here if self.token_logits is None else self.token_logits[start : start + len(x)]
                 asked.append(here.masked_fill((local < 0) | (local >= width), torch.nan))
                 ranks.append(torch.stack([_larger(x, column, self.scratch) for column in than.split(1, dim=1)], dim=1))
+            # First what takes longest: it hides that logits come from far.
+            sums = _sums_of_bits(x, self.scratch) if self.in_bits else None
             peak = self.search.add(x)
-            total, weight = _sums(x, peak, self.scratch, reference is not None)
-            peaks.append(peak)
+            offset, total, weight = sums or _sums(x, peak, self.scratch, reference is not None, self.in_bits)
+            offsets.append(offset)
             totals.append(total)
             weighted.append(weight)
             if reference is not None and diverged is not None:
@@ -118,8 +126,9 @@ class Reduction:
                 for name, parts in diverged.items():
                     parts.append(_DIVERGENCES[name](x, reference[turn]))
             start += len(x)
+            del x  # or a block stays until the next has been made
         self.search.end_piece(first, width)
-        self._sums.append((torch.cat(peaks).squeeze(-1), torch.cat(totals), torch.cat(weighted)))
+        self._sums.append((torch.cat(offsets), torch.cat(totals), torch.cat(weighted)))
         if self.tokens is not None:
             seen = torch.cat(asked)
             self._seen = seen if self._seen is None else torch.where(seen.isnan(), self._seen, seen)
@@ -131,6 +140,7 @@ class Reduction:
         for block in blocks:
             n, width = block.shape
             yield from block.split(n if block.device.type != "cpu" else slice_rows(n, width, room))
+            del block
 
     def sure(self) -> Bool[Tensor, " row"]:
         """The rows whose ranks can be relied on: in which the tokens' logits came as they were foreseen, to the bit."""
@@ -141,22 +151,28 @@ class Reduction:
     def stats(self, diverged: Mapping[str, list[Tensor]] | None = None) -> RowStats:
         """What was asked for, of whole rows."""
         values, ids = _lower_first(*self.search.best())
-        peaks, totals, weighted = (torch.stack(parts, dim=1) for parts in zip(*self._sums, strict=True))
-        peak = peaks.amax(dim=1, keepdim=True)
-        lower = peaks - peak
+        # In float64: an offset of 0 leaves all of the logits' size to be subtracted here.
+        offsets, totals, weighted = (torch.stack(parts, dim=1).double() for parts in zip(*self._sums, strict=True))
+        unit = 1 / LOG2_E if self.in_bits else 1.0
+        offset = offsets.amax(dim=1, keepdim=True)
+        lower = (offsets - offset) * unit
         share = lower.exp()
         total = (share * totals).sum(dim=1)
         total = total.masked_fill(total == 0, torch.nan)  # a row of tokens that are all masked is no distribution
         # A share of 0 is of a tile too low to matter, however low.
         weight = (share * (weighted + torch.where(share == 0, 0.0, lower) * totals)).sum(dim=1)
         log_total = total.log()
-        log_probs = self._seen - peak - log_total.unsqueeze(-1) if self._seen is not None else None
+        log_normalizer = offset.squeeze(-1) * unit + log_total
+
+        def log_probs(logits: Tensor) -> Tensor:
+            return ((logits - offset) * unit - log_total.unsqueeze(-1)).float()
+
         return RowStats(
             top_ids=ids,
-            top_probs=(values - peak - log_total.unsqueeze(-1)).exp(),
-            entropy=(log_total - weight / total).clamp_min(0),  # rounding may leave less
-            log_normalizer=peak.squeeze(-1) + log_total,
-            token_log_probs=log_probs,
+            top_probs=log_probs(values).exp(),
+            entropy=(log_total - weight / total).clamp_min(0).float(),  # rounding may leave less
+            log_normalizer=log_normalizer.float(),
+            token_log_probs=log_probs(self._seen) if self._seen is not None else None,
             token_ranks=self._ranks if isinstance(self._ranks, Tensor) else None,
             divergences={name: torch.cat(parts) for name, parts in (diverged or {}).items()},
         )
@@ -216,17 +232,33 @@ def slice_rows(rows: int, vocab: int, max_bytes: int | None = None) -> int:
     return -(-rows // max(1, -(-rows // most)))
 
 
+#: Of each row an offset ``o``, ``sum exp(l - o)`` and ``sum (l - o) exp(l - o)``.
+Sums: TypeAlias = tuple[Float[Tensor, " row"], Float[Tensor, " row"], Float[Tensor, " row"]]
+
+
+def _sums_of_bits(x: Float[Tensor, "row vocab"], scratch: Tensor | None) -> Sums | None:
+    """Sums of logits in bits, with an offset of 0; ``None`` where that is too far from them, or some are not finite."""
+    p = torch.exp2(x, out=_room(scratch, x))
+    total = p.sum(dim=-1)
+    weighted = p.mul_(x).sum(dim=-1)
+    least, most = (end.item() for end in total.aminmax())
+    if 1 / LARGE_SUM <= least <= most <= LARGE_SUM and math.isfinite(weighted.sum().item()):
+        return torch.zeros_like(total), total, weighted / LOG2_E
+    return None
+
+
 def _sums(
-    x: Float[Tensor, "row vocab"], peak: Float[Tensor, "row 1"], scratch: Tensor | None, below: bool
-) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"]]:
-    """``sum exp(l - peak)`` and ``sum (l - peak) exp(l - peak)`` of rows, which are overwritten: with ``l - peak`` if ``below``."""
-    if not bool(peak.abs().amax() <= LARGE):
+    x: Float[Tensor, "row vocab"], peak: Float[Tensor, "row 1"], scratch: Tensor | None, below: bool, in_bits: bool
+) -> Sums:
+    """Sums of rows, each row's peak as its offset; rows are overwritten: with ``l - peak`` if ``below``."""
+    shift = peak
+    if in_bits or not bool(peak.abs().amax() <= LARGE):
         x.sub_(peak)  # too large for what is left below to be small, or nothing but masked tokens
-        peak = torch.zeros_like(peak)
-    base = -LOG2_E * peak
-    torch.add(base, x, alpha=LOG2_E, out=x)
+        shift = torch.zeros_like(peak)
     # One rounding for unit and difference; what it leaves of the peak's own difference, instead of 0, is taken out of the sums.
-    left = torch.add(base, peak, alpha=LOG2_E)
+    base, unit = -LOG2_E * shift, 1.0 if in_bits else LOG2_E
+    torch.add(base, x, alpha=unit, out=x)
+    left = torch.add(base, shift, alpha=unit)
     p = torch.exp2(x, out=_room(scratch, x))
     total = p.sum(dim=-1)
     weighted = p.mul_(x).sum(dim=-1)
@@ -237,4 +269,4 @@ def _sums(
         x.sub_(left).div_(LOG2_E)
     left = left.squeeze(-1)
     by = torch.exp2(-left)
-    return by * total, by * (weighted - left * total) / LOG2_E
+    return peak.squeeze(-1), by * total, by * (weighted - left * total) / LOG2_E

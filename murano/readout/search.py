@@ -1,9 +1,8 @@
 """Searching rows for their largest numbers, while they come a piece at a time.
 
 On a CPU ``torch.topk`` sorts candidates from the whole row, one thread to a row. But the ``k`` largest numbers of a row lie in the ``k``
-groups of it that have the largest maxima: one vectorised pass for maxima, and what is searched is ``k`` groups. A group takes every
-``n_groups``-th number of its piece, so that the maxima of neighbouring groups are taken side by side. Of what comes, a group is kept if its
-maximum reaches the bar: the ``k``-th largest maximum when the bar was last set.
+groups of it that have the largest maxima: one vectorised pass for maxima, and what is searched is ``k`` groups. Of what comes, a group is
+kept if its maximum reaches the bar: the ``k``-th largest maximum when the bar was last set.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ class Search:
         self.grouped = on_cpu and width // GROUP >= FEWEST_GROUPS * k
         # Of a piece, slice by slice.
         self._slices: list[tuple[Tensor, ...]] = []
-        # Of all pieces: the largest numbers and their places, or the groups' maxima, first places and strides.
+        # Of all pieces: the largest numbers and their places, or the groups' maxima and first places.
         self._found: list[tuple[Float[Tensor, "row k"], Int[Tensor, "row k"]]] = []
         self._maxima: list[Float[Tensor, "row n_groups"]] = []
-        self._places: list[Int[Tensor, "2 n_groups"]] = []
+        self._places: list[Int[Tensor, " n_groups"]] = []
         # The groups that are kept: their numbers, and whose they are.
         self._kept: list[tuple[Float[Tensor, "kept group"], Int[Tensor, " kept"], Int[Tensor, " kept"]]] = []
         self._bar: Float[Tensor, "row 1"] | None = None
@@ -60,9 +59,8 @@ class Search:
         start = sum(len(part[0]) for part in self._slices)
         before = sum(maxima.shape[1] for maxima in self._maxima)
         n_groups = x.shape[1] // GROUP
-        groups = x[:, : n_groups * GROUP].unflatten(1, (GROUP, n_groups))
-        maxima = groups.amax(dim=1)
-        rest = x[:, n_groups * GROUP :]
+        groups, rest = x[:, : n_groups * GROUP].view(len(x), n_groups, GROUP), x[:, n_groups * GROUP :]
+        maxima = groups.amax(dim=2)
         if rest.shape[1]:  # what fills no group is one more
             maxima = torch.cat([maxima, rest.amax(dim=1, keepdim=True)], dim=1)
         maxima.clamp_min_(LOWEST)
@@ -78,7 +76,7 @@ class Search:
             filled = torch.nn.functional.pad(rest[row].clamp_min(LOWEST), (0, GROUP - rest.shape[1]), value=-torch.inf)
             self._kept.append((filled, start + row, torch.full_like(row, before + n_groups)))
         row, group = reached.unbind(1)
-        self._kept.append((groups.transpose(1, 2)[row, group].clamp_min_(LOWEST), start + row, before + group))
+        self._kept.append((groups[row, group].clamp_min_(LOWEST), start + row, before + group))
         peak: Tensor = maxima.amax(dim=1, keepdim=True)
         return peak
 
@@ -95,15 +93,8 @@ class Search:
             self._found.append((values, ids + first))
             return
         maxima = torch.cat([part[0] for part in slices])
-        n_groups = width // GROUP
-        starts, strides = torch.arange(n_groups), torch.full((n_groups,), n_groups)
-        if maxima.shape[1] > n_groups:
-            starts, strides = (
-                torch.cat([starts, torch.tensor([n_groups * GROUP])]),
-                torch.cat([strides, torch.ones(1).long()]),
-            )
         self._maxima.append(maxima)
-        self._places.append(torch.stack([first + starts, strides]))
+        self._places.append(first + GROUP * torch.arange(maxima.shape[1]))
         self._pieces += 1
         if self._pieces & (self._pieces - 1) == 0 and sum(m.shape[1] for m in self._maxima) >= self.k:
             # The more pieces are behind, the less is to be won by setting it anew.
@@ -125,9 +116,8 @@ class Search:
             return values, ids.gather(1, index)
         groups, values = self._best_groups()
         best, index = values.flatten(1).topk(self.k, dim=-1)
-        starts, strides = torch.cat(self._places, dim=1)
         group = groups.gather(1, index // GROUP)
-        return best, starts[group] + index % GROUP * strides[group]
+        return best, torch.cat(self._places)[group] + index % GROUP
 
     def _best_groups(self) -> tuple[Int[Tensor, "row k"], Float[Tensor, "row k group"]]:
         """The groups with the largest maxima of each row, and their numbers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -14,7 +15,8 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
 from murano.readout import reduce
-from murano.readout.reduce import reduce_rows
+from murano.readout.reduce import Reduction, reduce_rows
+from murano.readout.search import Search
 
 COMMON = settings(max_examples=int(os.environ.get("MURANO_EXAMPLES", "60")), deadline=None)
 SHAPES = st.tuples(st.integers(1, 5), st.sampled_from([1, 2, 3, 7, 256, 1025, 3000]))
@@ -70,6 +72,29 @@ def test_logits_of_any_size(offset: float) -> None:
     mixed = torch.randn(4, 3000, generator=torch.Generator().manual_seed(1)) * 3
     mixed[2] += offset
     check(mixed, 5)
+
+
+@pytest.mark.parametrize("offset", [0.0, 30.0, -60.0, 64.0, 150.0, -700.0, 1e5])
+def test_bits_of_any_size(offset: float) -> None:
+    """Logits that come multiplied by 1 / log 2, together with some that are far off, or masked."""
+    nats = torch.randn(5, 3000, generator=torch.Generator().manual_seed(0)) * 3
+    bits = ((nats + offset) / math.log(2)).float()
+    bits[3] -= 40
+    for masked in (False, True):
+        if masked:
+            bits[1, ::2] = -torch.inf
+            bits[4] = -torch.inf
+        reduction = Reduction(Search(5, 5, 3000), in_bits=True)
+        for first in range(0, 3000, 1000):
+            reduction.add([bits[:, first : first + 1000].clone()], first)
+        stats = reduction.stats()
+        good = slice(4 if masked else 5)
+        values, probs, entropy, log_normalizer = naive(bits.double() * math.log(2), 5)
+        assert torch.equal(bits.double().gather(-1, stats.top_ids)[good] * math.log(2), values[good])
+        assert (stats.top_probs - probs)[good].abs().max() < 2e-6
+        assert (stats.entropy - entropy)[good].abs().max() < 2e-5
+        assert ((stats.log_normalizer - log_normalizer).abs() <= 2e-6 * log_normalizer.abs().clamp(min=1.0))[good].all()
+        assert not masked or stats.entropy[4].isnan()
 
 
 @pytest.mark.parametrize("lowest", [-torch.inf, torch.finfo(torch.float32).min])

@@ -21,7 +21,7 @@ from murano.lens import logit_lens, reread
 from murano.model.product import TorchProduct
 from murano.model.tail import ShortPath
 from murano.readout import search
-from murano.readout.reduce import Reduction, reduce_rows
+from murano.readout.reduce import LOG2_E, Reduction, reduce_rows
 from murano.readout.search import Search
 from murano.tiles import Tiles, plan
 
@@ -69,11 +69,13 @@ def assert_alike(a: LogitLensResult, b: LogitLensResult, tolerance: float = 2e-6
         assert (one is None) == (other is None)
         if one is not None:
             assert torch.equal(one.isnan(), other.isnan()), name
-            scale = other.nan_to_num().abs().clamp(min=1.0)
+            scale = other.nan_to_num().abs().clamp(min=2.0 if name == "entropy" else 1.0)
             assert ((one - other).nan_to_num().abs() <= tolerance * scale).all(), name
     for name in ("target_ranks", "foil_ranks"):
         if getattr(a, name) is not None:
-            assert torch.equal(getattr(a, name), getattr(b, name)), name
+            off = (getattr(a, name) - getattr(b, name)).abs()
+            # Of 13 000 logits some are nearer to each other than rounding.
+            assert off.max() <= (0 if tolerance < 1e-5 else 1) and (off == 0).float().mean() > 0.99, name
 
 
 def prompts_of(model: MuranoModel, n: int = 12, length: int = 9) -> list[Prompt]:
@@ -286,8 +288,9 @@ def test_a_lens_after_the_unembedding_was_changed_reads_the_new_one() -> None:
         assert_alike(logit_lens(model, prompts, product=product), logit_lens(model, prompts, product="torch"), 1e-5)
 
 
+@pytest.mark.parametrize("in_bits", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_any_tiles_of_any_rows_reduce_to_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_tiles_of_any_rows_reduce_to_the_same(seed: int, in_bits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """More tiles than are kept apart, tiles that are masked whole, a row of nothing but one token, one that is not finite."""
     monkeypatch.setattr(search, "MOST_KEPT", 1)
     generator = torch.Generator().manual_seed(seed)
@@ -299,10 +302,15 @@ def test_any_tiles_of_any_rows_reduce_to_the_same(seed: int, monkeypatch: pytest
     logits[5] = logits[5].round()  # many equal ones
     cuts = sorted({0, *torch.randint(1, vocab, (seed,), generator=generator).tolist(), vocab})
     tokens = torch.randint(0, vocab, (n, 2), generator=generator)
+    if in_bits:
+        bits = (logits.double() * LOG2_E).float()
+        logits = (bits.double() / LOG2_E).float()
+    else:
+        bits = logits
     whole = reduce_rows(logits.clone(), k, tokens=tokens)
-    reduction = Reduction(Search(n, k, vocab), tokens=tokens, token_logits=logits.gather(1, tokens))
+    reduction = Reduction(Search(n, k, vocab), None, None, tokens, bits.gather(1, tokens), in_bits)
     for first, end in itertools.pairwise(cuts):
-        reduction.add([logits[:, first:end].clone()], first)
+        reduction.add([bits[:, first:end].clone()], first)
     found = reduction.stats()
     good = torch.tensor([i for i in range(n) if i != 4])
     assert reduction.sure().tolist() == [i != 4 or not logits[4, tokens[4]].isnan().any() for i in range(n)]
