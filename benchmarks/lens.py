@@ -241,12 +241,17 @@ def chosen_product(model: Any) -> str:
 
 
 def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Results of several runs as one: a row that was measured twice is taken from the later run, its ratios with it."""
+    """Results of several runs as one: a row that was measured twice is taken from the later run, its ratios with it.
+
+    Memory stays of the earlier one where the later did not measure it.
+    """
     cases: dict[tuple[int, int, str], dict[str, Any]] = {}
     for part in parts:
         for case in part["cases"]:
             key = (case["prompts"], case["tokens"], case["positions"])
-            rows = {**cases.get(key, case)["rows"], **case["rows"]}
+            earlier = cases.get(key, case)["rows"]
+            memory = {name: {"memory": row["memory"]} for name, row in earlier.items() if "memory" in row}
+            rows = {**earlier, **{name: memory.get(name, {}) | row for name, row in case["rows"].items()}}
             rows = {name: row for name, row in rows.items() if name in CONTENDERS or name in PEERS}
             failed = {**cases.get(key, case)["failed"], **case["failed"]}
             failed = {name: why for name, why in failed.items() if name not in rows}
@@ -298,7 +303,7 @@ def main() -> None:
                 # "forward" stays for the memory of others, which is measured in other processes anyway.
                 del CONTENDERS[name]
         peers = {n: p for n, p in peers.items() if n in wanted}
-    data: dict[str, Any] = {"benchmark": "lens", "machine": common.machine(), "cases": []}
+    data = {"benchmark": "lens", "machine": common.machine(), "cases": []}
     for case in asked.cases:
         for positions in ("all", "last") if asked.positions == "both" else (asked.positions,):
             data["cases"].append(measure_case(model, case, positions, peers, asked.rounds, not asked.no_memory))
