@@ -1,8 +1,8 @@
 """Rows of logits, reduced to the few numbers asked for while they are still in the processor's cache.
 
-A row comes whole, or a tile of the vocabulary at a time. Of each tile are kept its largest logit ``m``, ``s = sum exp(l - m)``,
-``d = sum (l - m) exp(l - m)`` and what may be among the top k; tiles are put together in the end, as online softmax does it (Milakov and
-Gimelshein 2018, "Online normalizer calculation for softmax").
+A row comes whole, or a tile of the vocabulary at a time. Of each tile are kept an offset ``m`` (its largest logit, or 0 where that is
+near enough), ``s = sum exp(l - m)``, ``d = sum (l - m) exp(l - m)`` and what may be among the top k; tiles are put together in the end,
+as online softmax does it (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax").
 """
 
 from __future__ import annotations
@@ -151,8 +151,9 @@ class Reduction:
     def stats(self, diverged: Mapping[str, list[Tensor]] | None = None) -> RowStats:
         """What was asked for, of whole rows."""
         values, ids = _lower_first(*self.search.best())
-        # In float64: an offset of 0 leaves all of the logits' size to be subtracted here.
-        offsets, totals, weighted = (torch.stack(parts, dim=1).double() for parts in zip(*self._sums, strict=True))
+        # An offset of 0 leaves all of the logits' size to be subtracted here. Bits come on a CPU alone; elsewhere float64 may not be had.
+        exact = torch.float64 if self.in_bits else torch.float32
+        offsets, totals, weighted = (torch.stack(parts, dim=1).to(exact) for parts in zip(*self._sums, strict=True))
         unit = 1 / LOG2_E if self.in_bits else 1.0
         offset = offsets.amax(dim=1, keepdim=True)
         lower = (offsets - offset) * unit
