@@ -84,6 +84,7 @@ class Reduction:
         self._sums: list[tuple[Tensor, Tensor, Tensor]] = []
         self._seen = torch.full_like(token_logits, torch.nan) if token_logits is not None else None
         self._ranks: Tensor | int = 0
+        self._near = in_bits  # until logits turn out to be far from 0: then sums with that offset aren't tried again
 
     def add(
         self,
@@ -114,7 +115,8 @@ class Reduction:
                 asked.append(here.masked_fill((local < 0) | (local >= width), torch.nan))
                 ranks.append(torch.stack([_larger(x, column, self.scratch) for column in than.split(1, dim=1)], dim=1))
             # First what takes longest: it hides that logits come from far.
-            sums = _sums_of_bits(x, self.scratch) if self.in_bits else None
+            sums = _sums_of_bits(x, self.scratch) if self._near else None
+            self._near = sums is not None
             peak = self.search.add(x)
             offset, total, weight = sums or _sums(x, peak, self.scratch, reference is not None, self.in_bits)
             offsets.append(offset)
@@ -256,10 +258,12 @@ def _sums(
     if in_bits or not bool(peak.abs().amax() <= LARGE):
         x.sub_(peak)  # too large for what is left below to be small, or nothing but masked tokens
         shift = torch.zeros_like(peak)
-    # One rounding for unit and difference; what it leaves of the peak's own difference, instead of 0, is taken out of the sums.
-    base, unit = -LOG2_E * shift, 1.0 if in_bits else LOG2_E
-    torch.add(base, x, alpha=unit, out=x)
-    left = torch.add(base, shift, alpha=unit)
+    left = torch.zeros_like(peak)
+    if not in_bits:
+        # One rounding for unit and difference; what it leaves of the peak's own difference, instead of 0, is taken out of the sums.
+        base = -LOG2_E * shift
+        torch.add(base, x, alpha=LOG2_E, out=x)
+        left = torch.add(base, shift, alpha=LOG2_E)
     p = torch.exp2(x, out=_room(scratch, x))
     total = p.sum(dim=-1)
     weighted = p.mul_(x).sum(dim=-1)

@@ -69,7 +69,9 @@ def assert_alike(a: LogitLensResult, b: LogitLensResult, tolerance: float = 2e-6
         assert (one is None) == (other is None)
         if one is not None:
             assert torch.equal(one.isnan(), other.isnan()), name
-            scale = other.nan_to_num().abs().clamp(min=2.0 if name == "entropy" else 1.0)
+            # Where logits are large, what rounding does to them shows in the entropy of rows that are nearly certain.
+            least = 2.0 if name == "entropy" and tolerance >= 1e-5 else 1.0
+            scale = other.nan_to_num().abs().clamp(min=least)
             assert ((one - other).nan_to_num().abs() <= tolerance * scale).all(), name
     for name in ("target_ranks", "foil_ranks"):
         if getattr(a, name) is not None:
