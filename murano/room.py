@@ -1,7 +1,9 @@
-"""Room for what a lens keeps: looked for before any work is done."""
+"""Main memory: room for what a lens keeps, looked for before any work is done, and giving back what was freed."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -70,3 +72,22 @@ def available_memory() -> int | None:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration, ValueError):
         return None
+
+
+def give_back() -> None:
+    """Give main memory that was freed back to the system.
+
+    The GNU C library keeps freed blocks of less than 32 MiB for itself, and what a block of the model holds at thousands of positions, or a
+    product's logits, is of just that size: holes of many sizes would come to a third of the whole, or more.
+    """
+    if (trim := _trim()) is not None:
+        trim(0)
+
+
+@functools.cache
+def _trim() -> Callable[[int], int] | None:
+    try:
+        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError, TypeError):  # another C library, which has no such function
+        return None
+    return trim

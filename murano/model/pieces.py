@@ -8,8 +8,6 @@ what they give it within the whole. What one block has freed is given back befor
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -22,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from murano.model.anatomy import POSITIONS, Anatomy, probe_ids, run
 from murano.model.proof import difference, rounding
 from murano.model.watch import Watcher, at_rest, replaced_forward
+from murano.room import give_back
 
 #: Prompts of more positions run in pieces, and how many positions a piece has.
 LONG, PIECE = 2048, 1024
@@ -87,25 +86,6 @@ def in_pieces(modules: Sequence[nn.Module], blocks: Sequence[nn.Module] = ()) ->
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def give_back() -> None:
-    """Give main memory that was freed back to the system.
-
-    The GNU C library keeps freed blocks of less than 32 MiB for itself, and at thousands of positions what a block of the model holds is of
-    just that size: holes of many sizes would come to a third of the whole.
-    """
-    if (trim := _trim()) is not None:
-        trim(0)
-
-
-@functools.cache
-def _trim() -> Callable[[int], int] | None:
-    try:
-        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError, TypeError):  # another C library, which has no such function
-        return None
-    return trim
 
 
 def _is_watched(module: nn.Module) -> bool:

@@ -27,6 +27,7 @@ from murano.errors import InputError
 from murano.readout.reduce import CPU_SLICE_BYTES, Reduction, slice_rows
 from murano.readout.request import PRODUCTS, check_choice
 from murano.readout.search import Search
+from murano.room import give_back
 
 logger = logging.getLogger(__name__)
 Name = TypeVar("Name")
@@ -185,7 +186,9 @@ def choose(weight: Tensor, bias: Tensor | None, rows: int, width: int, product: 
     if len(candidates) == 1:
         return Choice(base, candidates[base])
     with torch.no_grad():
-        return _fastest(candidates, weight, bias, rows, width)
+        choice = _fastest(candidates, weight, bias, rows, width)
+    give_back()  # or the holes that so many products leave would stay
+    return choice
 
 
 def _others(weight: Tensor, bias: Tensor | None) -> dict[str, Product]:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from murano.readout.search import Search
+from murano.readout.search import LOWEST, Search
 from murano.readout.stats import js_of, kl_of
 
 #: Rows that are reduced together on a CPU: few enough for a slice of logits and one of exponentials to stay in cache.
@@ -58,7 +58,8 @@ class Reduction:
     """What is kept of rows of logits that come a tile of the vocabulary at a time.
 
     With ``m``, ``s`` and ``d`` of the whole row, the log-normaliser is ``m + log s`` and the entropy ``log s - d / s`` (Shannon's
-    ``-sum p log p``, with ``p = exp(l - m) / s``). All is float32 whatever the logits are.
+    ``-sum p log p``, with ``p = exp(l - m) / s``). Each slice is float32 whatever the logits are; what is kept of it goes into room made at
+    the start, for the reason that is told in :mod:`murano.readout.search`.
 
     Args:
         search: for the tokens to keep.
@@ -81,9 +82,14 @@ class Reduction:
     ) -> None:
         self.search, self.finish, self.scratch, self.in_bits = search, finish, scratch, in_bits
         self.tokens, self.token_logits = tokens, token_logits
-        self._sums: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._seen = torch.full_like(token_logits, torch.nan) if token_logits is not None else None
-        self._ranks: Tensor | int = 0
+        self.unit = 1 / LOG2_E if in_bits else 1.0
+        device = search.device
+        self._of_tile: Float[Tensor, "3 row"] = torch.empty(3, search.rows, device=device)
+        # An offset of 0 leaves all of the logits' size to be subtracted in the end. Elsewhere than on a CPU float64 may not be had.
+        self._sums = torch.zeros_like(self._of_tile, dtype=torch.float64 if device.type == "cpu" else torch.float32)
+        self._sums[0] = LOWEST
+        self._seen = torch.full(tokens.shape, torch.nan, device=device) if tokens is not None else None
+        self._ranks = torch.zeros_like(tokens) if tokens is not None else None
         self._near = in_bits  # until logits turn out to be far from 0: then sums with that offset aren't tried again
 
     def add(
@@ -101,40 +107,34 @@ class Reduction:
             reference: log-probabilities that whole rows diverge from; the rows take turns with them.
             diverged: where the divergences of each slice go, by name.
         """
-        offsets, totals, weighted, asked, ranks = [], [], [], [], []
         start = width = 0
         for x in self._slices(blocks):
             if self.finish is not None:
                 x = self.finish(x)
             x = x.float()
-            width = x.shape[1]
-            if self.tokens is not None:
-                local = self.tokens[start : start + len(x)] - first
+            width, rows = x.shape[1], slice(start, start + len(x))
+            if self.tokens is not None and self._seen is not None and self._ranks is not None:
+                local = self.tokens[rows] - first
                 here = x.gather(1, local.clamp(0, width - 1))
-                than = here if self.token_logits is None else self.token_logits[start : start + len(x)]
-                asked.append(here.masked_fill((local < 0) | (local >= width), torch.nan))
-                ranks.append(torch.stack([_larger(x, column, self.scratch) for column in than.split(1, dim=1)], dim=1))
+                than = here if self.token_logits is None else self.token_logits[rows]
+                self._seen[rows] = torch.where((local < 0) | (local >= width), self._seen[rows], here)
+                self._ranks[rows] += torch.stack([_larger(x, one, self.scratch) for one in than.split(1, dim=1)], dim=1)
             # First what takes longest: it hides that logits come from far.
             sums = _sums_of_bits(x, self.scratch) if self._near else None
             self._near = sums is not None
             peak = self.search.add(x)
-            offset, total, weight = sums or _sums(x, peak, self.scratch, reference is not None, self.in_bits)
-            offsets.append(offset)
-            totals.append(total)
-            weighted.append(weight)
+            sums = sums or _sums(x, peak, self.scratch, reference is not None, self.in_bits)
+            for of_tile, of_slice in zip(self._of_tile, sums, strict=True):
+                of_tile[rows] = of_slice
             if reference is not None and diverged is not None:
-                x.sub_(total.log().unsqueeze(-1))
+                x.sub_(sums[1].log().unsqueeze(-1))
                 turn = torch.arange(start, start + len(x), device=x.device) % len(reference)
                 for name, parts in diverged.items():
                     parts.append(_DIVERGENCES[name](x, reference[turn]))
             start += len(x)
             del x  # or a block stays until the next has been made
         self.search.end_piece(first, width)
-        self._sums.append((torch.cat(offsets), torch.cat(totals), torch.cat(weighted)))
-        if self.tokens is not None:
-            seen = torch.cat(asked)
-            self._seen = seen if self._seen is None else torch.where(seen.isnan(), self._seen, seen)
-            self._ranks = self._ranks + torch.cat(ranks)
+        _merge(self._sums, self._of_tile, self.unit)
 
     def _slices(self, blocks: Iterable[Float[Tensor, "some width"]]) -> Iterator[Float[Tensor, "slice width"]]:
         """As many rows at a time as are reduced together."""
@@ -147,36 +147,27 @@ class Reduction:
     def sure(self) -> Bool[Tensor, " row"]:
         """The rows whose ranks can be relied on: in which the tokens' logits came as they were foreseen, to the bit."""
         if self._seen is None or self.token_logits is None:
-            return torch.ones(len(self._sums[0][0]), dtype=torch.bool)
+            return torch.ones(self.search.rows, dtype=torch.bool)
         return (self._seen == self.token_logits).all(dim=1)
 
     def stats(self, diverged: Mapping[str, list[Tensor]] | None = None) -> RowStats:
         """What was asked for, of whole rows."""
         values, ids = _lower_first(*self.search.best())
-        # An offset of 0 leaves all of the logits' size to be subtracted here. Bits come on a CPU alone; elsewhere float64 may not be had.
-        exact = torch.float64 if self.in_bits else torch.float32
-        offsets, totals, weighted = (torch.stack(parts, dim=1).to(exact) for parts in zip(*self._sums, strict=True))
-        unit = 1 / LOG2_E if self.in_bits else 1.0
-        offset = offsets.amax(dim=1, keepdim=True)
-        lower = (offsets - offset) * unit
-        share = lower.exp()
-        total = (share * totals).sum(dim=1)
+        offset, total, weight = self._sums
         total = total.masked_fill(total == 0, torch.nan)  # a row of tokens that are all masked is no distribution
-        # A share of 0 is of a tile too low to matter, however low.
-        weight = (share * (weighted + torch.where(share == 0, 0.0, lower) * totals)).sum(dim=1)
         log_total = total.log()
-        log_normalizer = offset.squeeze(-1) * unit + log_total
 
         def log_probs(logits: Tensor) -> Tensor:
-            return ((logits - offset) * unit - log_total.unsqueeze(-1)).float()
+            exact: Tensor = (logits - offset.unsqueeze(-1)) * self.unit - log_total.unsqueeze(-1)
+            return exact.float()
 
         return RowStats(
             top_ids=ids,
             top_probs=log_probs(values).exp(),
             entropy=(log_total - weight / total).clamp_min(0).float(),  # rounding may leave less
-            log_normalizer=log_normalizer.float(),
+            log_normalizer=(offset * self.unit + log_total).float(),
             token_log_probs=log_probs(self._seen) if self._seen is not None else None,
-            token_ranks=self._ranks if isinstance(self._ranks, Tensor) else None,
+            token_ranks=self._ranks,
             divergences={name: torch.cat(parts) for name, parts in (diverged or {}).items()},
         )
 
@@ -202,9 +193,7 @@ def reduce_rows(
         reference: log-probabilities that rows diverge from; the rows take turns with them: row ``i`` with ``i % cell``.
         divergences: ``"kl"``, ``"js"``.
     """
-    reduction = Reduction(
-        Search(len(logits), top_k, logits.shape[1], logits.device.type == "cpu"), finish, scratch, tokens
-    )
+    reduction = Reduction(Search(len(logits), top_k, logits.shape[1], logits.device), finish, scratch, tokens)
     diverged: dict[str, list[Tensor]] = {name: [] for name in divergences}
     reduction.add([logits], 0, reference, diverged)
     return reduction.stats(diverged)
@@ -217,6 +206,20 @@ def _lower_first(
     ids, order = ids.sort(dim=1)
     values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
     return values, ids.gather(1, order)
+
+
+def _merge(of_all: Float[Tensor, "3 row"], of_tile: Float[Tensor, "3 row"], unit: float) -> None:
+    """Add what a tile comes to: offset, sum and weighted sum of each row."""
+    offset = torch.maximum(of_all[0], of_tile[0])
+    total, weight = torch.zeros_like(offset), torch.zeros_like(offset)
+    for peak, own_total, own_weight in (of_all, of_tile):
+        lower = (peak - offset) * unit
+        share = lower.exp()
+        total += share * own_total
+        # A share of 0 is of a tile too low to matter, however low.
+        weight += share * (own_weight + torch.where(share == 0, 0.0, lower) * own_total)
+    for into, value in zip(of_all, (offset, total, weight), strict=True):
+        into.copy_(value)
 
 
 def _larger(x: Float[Tensor, "row vocab"], than: Float[Tensor, "row 1"], scratch: Tensor | None) -> Int[Tensor, " row"]:

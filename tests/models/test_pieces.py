@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,21 +139,6 @@ def test_a_forward_that_was_replaced_already(monkeypatch: pytest.MonkeyPatch) ->
     assert calls == [3, 3, 3, 2] * 3
     assert torch.equal(plain.top_probs, again.top_probs)
     assert all(mlp.__dict__["forward"].__name__ == "moved" for mlp in model._positionwise)
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library gives memory back as it likes")
-def test_freed_memory_is_given_back() -> None:
-    def in_memory() -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) // 1024
-
-    del (large := [torch.ones(7 << 20)])[0]  # having freed 28 MiB, the library keeps what is smaller
-    kept = [torch.ones(1 << 20) for _ in range(64)]
-    del kept[::2]  # holes of 4 MiB
-    before = in_memory()
-    pieces.give_back()
-    assert before - in_memory() > 100
-    assert not large and len(kept) == 32
 
 
 def test_every_block_of_a_long_prompt_gives_back_what_the_last_one_freed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,8 +85,8 @@ def test_bits_of_any_size(offset: float) -> None:
             bits[1, ::2] = -torch.inf
             bits[4] = -torch.inf
         reduction = Reduction(Search(5, 5, 3000), in_bits=True)
-        for first in range(0, 3000, 1000):
-            reduction.add([bits[:, first : first + 1000].clone()], first)
+        for first in range(0, 3000, 1024):
+            reduction.add([bits[:, first : first + 1024].clone()], first)
         stats = reduction.stats()
         good = slice(4 if masked else 5)
         values, probs, entropy, log_normalizer = naive(bits.double() * math.log(2), 5)

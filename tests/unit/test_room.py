@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,3 +78,18 @@ def test_a_limit_that_the_system_does_not_tell_of(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(RuntimeError, match="another fault"):
         make_room(wrong, 1, [1], 48)
     assert make_room(lambda: "made", 1, [1], 48) == "made"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library gives memory back as it likes")
+def test_freed_memory_is_given_back() -> None:
+    def in_memory() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) // 1024
+
+    del (large := [torch.ones(7 << 20)])[0]  # having freed 28 MiB, the library keeps what is smaller
+    kept = [torch.ones(1 << 20) for _ in range(64)]
+    del kept[::2]  # holes of 4 MiB
+    before = in_memory()
+    room.give_back()
+    assert before - in_memory() > 100
+    assert not large and len(kept) == 32
