@@ -2,7 +2,8 @@
 
 An MLP widens every position to several times the residual stream and narrows it again: at thousands of positions that is most of what a
 forward holds. Which modules may be cut up is not told by their names: they hold linear maps and norms alone, and were seen to give a piece
-what they give it within the whole. What one block has freed is given back before the next one starts.
+what they give it within the whole. Main memory that was freed is given back before each of them, before a block's output is read, and
+before the next block starts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers.pytorch_utils import Conv1D
 
 from murano.model.anatomy import POSITIONS, Anatomy, probe_ids, run
@@ -74,12 +76,17 @@ def in_pieces(modules: Sequence[nn.Module], blocks: Sequence[nn.Module] = ()) ->
 
     Args:
         modules: those that were shown to read each position by itself.
-        blocks: before each of them, main memory that was freed goes back to the system.
+        blocks: before and after each of them, main memory that was freed goes back to the system.
     """
     cut = [
         module for module in modules if not any(_is_watched(part) for part in module.modules() if part is not module)
     ]
-    hooks = [block.register_forward_pre_hook(lambda *_: give_back()) for block in blocks]
+    hooks: list[RemovableHandle] = []
+    for block in blocks:  # after it, too, its output is read
+        hooks += [
+            block.register_forward_pre_hook(lambda *_: give_back()),
+            block.register_forward_hook(lambda *_: give_back()),
+        ]
     try:
         with replaced_forward(cut, lambda module: partial(_forward, module.forward)):
             yield
@@ -97,6 +104,8 @@ def _forward(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     given = args[0] if len(args) == 1 and not kwargs else None
     if not isinstance(given, Tensor) or given.shape[-2] <= PIECE:
         return forward(*args, **kwargs)
+    if given.device.type == "cpu":
+        give_back()  # what the attention before it has freed
     out: Float[Tensor, "*batch position d"] | None = None
     for start in range(0, given.shape[-2], PIECE):
         piece = forward(given[..., start : start + PIECE, :].contiguous())

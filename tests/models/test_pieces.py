@@ -141,17 +141,19 @@ def test_a_forward_that_was_replaced_already(monkeypatch: pytest.MonkeyPatch) ->
     assert all(mlp.__dict__["forward"].__name__ == "moved" for mlp in model._positionwise)
 
 
-def test_every_block_of_a_long_prompt_gives_back_what_the_last_one_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_long_prompt_has_freed_is_given_back_around_every_block_and_before_its_mlp(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = fresh("llama")
     given: list[str] = []
-    monkeypatch.setattr(pieces, "give_back", lambda: given.append("block"))
+    monkeypatch.setattr(pieces, "give_back", lambda: given.append("freed"))
     logit_lens(model, [list(range(20, 31))], layers=[0])
     assert given == []
     short_pieces(monkeypatch)
     logit_lens(model, [list(range(20, 31))], layers=[0])
-    assert given == ["block"] * 3
+    assert given == ["freed"] * 3 * 3
     logit_lens(model, [list(range(20, 24))], layers=[0])  # no long prompt
-    assert given == ["block"] * 3
+    assert given == ["freed"] * 3 * 3
 
 
 def test_a_generation_of_a_long_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
