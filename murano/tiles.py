@@ -6,8 +6,6 @@ the product writes is reduced while it is in cache. That more than pays for the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -71,8 +69,6 @@ class Tiles:
         self, tail: ShortPath, product: Product, rows: int, width: int, slice_bytes: int = CPU_SLICE_BYTES
     ) -> None:
         self.tail, self.product, self.rows, self.width, self.slice_bytes = tail, product, rows, width, slice_bytes
-        self._room: Tensor | None = None
-        self._scratch: Tensor | None = None
 
     def read(
         self, rows: Float[Tensor, "row d_model"], top_k: int, tokens: Int[Tensor, "row token"] | None
@@ -98,24 +94,17 @@ class Tiles:
         in_bits = self.tail.finish is None and self.tail.bias is None and hidden.dtype == torch.float32
         if in_bits:
             hidden = hidden * LOG2_E
-        if self._room is None or self._scratch is None:
-            self._room = weight.new_empty(self.rows * self.width)
-            self._scratch = torch.empty(slice_rows(self.rows, self.width, self.slice_bytes), self.width)
+        # Nothing is held for the next time: a long prompt's forward needs the room in between.
+        room = weight.new_empty(min(self.rows, len(hidden)) * self.width)
+        scratch = torch.empty(slice_rows(self.rows, self.width, self.slice_bytes), self.width)
         foreseen = self._foresee(hidden, different, tokens) if tokens is not None else None
         reduction = Reduction(
-            Search(len(hidden), top_k, len(weight)), self.tail.finish, self._scratch, tokens, foreseen, in_bits
+            Search(len(hidden), top_k, len(weight)), self.tail.finish, scratch, tokens, foreseen, in_bits
         )
         for first, width in self._tiles(len(weight)):
-            reduction.add(self._blocks(hidden, first, width, self._room), first)
+            out = room[: len(room) // self.width * width].view(-1, width)
+            reduction.add(self.tail.unembed(hidden, first, out, self.product), first)
         return reduction.stats(), reduction.sure()
-
-    def _blocks(
-        self, hidden: Float[Tensor, "row d"], first: int, width: int, room: Float[Tensor, " numbers"]
-    ) -> Iterator[Float[Tensor, "some width"]]:
-        """A tile's logits, as many rows at a time as are multiplied together."""
-        for rows in hidden.split(self.rows):
-            out = room[: len(rows) * width].view(len(rows), width)
-            yield from self.tail.unembed(rows, first, out, self.product)
 
     def logits(self, rows: Float[Tensor, "row d_model"], like: Tensor) -> Float[Tensor, "row vocab"]:
         """All logits of a few rows, before :attr:`~murano.model.tail.ShortPath.finish`, by the same product.
@@ -148,8 +137,7 @@ class Tiles:
         panels = -(-len(different) // PANEL) * PANEL
         ids = different.repeat(-(-panels // len(different)))[:panels]
         product, logits = self.product.of(ids), hidden.new_empty(len(hidden), len(ids))
-        for rows, out in zip(hidden.split(self.rows), logits.split(self.rows), strict=True):
-            gather(product(rows, 0, out), out)
+        gather(product(hidden, 0, logits.new_empty(min(self.rows, len(hidden)), len(ids))), logits)
         if self.tail.finish is not None:
             logits = self.tail.finish(logits)
         return logits.float().gather(1, torch.searchsorted(different, tokens))

@@ -57,11 +57,16 @@ class Product(ABC):
 
     @abstractmethod
     def __call__(
-        self, rows: Float[Tensor, "row d"], first: int, out: Float[Tensor, "row token"]
-    ) -> Iterable[Float[Tensor, "some token"]]:
+        self, rows: Float[Tensor, "row d"], first: int, out: Float[Tensor, "most token"]
+    ) -> Iterator[Float[Tensor, "some token"]]:
         """Logits of the tokens from ``first`` on, as many as ``out`` has room for.
 
-        They come as blocks of rows, one after the other, each to be done with before the next is asked for; they may be in ``out``.
+        They come as blocks of rows, one after the other, each to be done with before the next is asked for.
+
+        Args:
+            rows: any number of them.
+            first: the first token.
+            out: room for a block, which may be in there or elsewhere.
         """
 
     def of(self, tokens: Int[Tensor, " token"]) -> Product:
@@ -77,61 +82,53 @@ class Product(ABC):
 class TorchProduct(Product):
     """The product as torch's ``linear`` does it: of whole rows, and at equal shapes, the model's own numbers to the bit."""
 
-    def __call__(self, rows: Tensor, first: int, out: Tensor) -> Iterable[Tensor]:
+    def __call__(self, rows: Tensor, first: int, out: Tensor) -> Iterator[Tensor]:
         weight, bias = self.tile(first, out.shape[1])
-        if bias is None:
-            torch.mm(rows, weight.T, out=out)
-        else:
-            torch.addmm(bias, rows, weight.T, out=out)
-        return (out,)
+        for some in rows.split(len(out)):
+            block = out[: len(some)]
+            if bias is None:
+                torch.mm(some, weight.T, out=block)
+            else:
+                torch.addmm(bias, some, weight.T, out=block)
+            yield block
 
 
 class NumpyProduct(Product):
     """The product through numpy's BLAS, on the same memory."""
 
-    def __call__(self, rows: Tensor, first: int, out: Tensor) -> Iterable[Tensor]:
+    def __call__(self, rows: Tensor, first: int, out: Tensor) -> Iterator[Tensor]:
         import numpy
 
         weight, bias = self.tile(first, out.shape[1])
-        numpy.matmul(rows.contiguous().numpy(), weight.numpy().T, out=out.numpy())
-        if bias is not None:
-            out.add_(bias)
-        return (out,)
+        for some in rows.split(len(out)):
+            block = out[: len(some)]
+            numpy.matmul(some.contiguous().numpy(), weight.numpy().T, out=block.numpy())
+            yield block if bias is None else block.add_(bias)
 
 
 class OnednnProduct(Product):
-    """The product through oneDNN, which likes a weight in an order of its own: of the tile at hand a copy is kept in it.
+    """The product through oneDNN, which likes a weight in an order of its own: a copy of the tile at hand is made in it.
 
     It can't be told where to write, and makes room of its own for each block.
     """
 
-    def __init__(self, weight: Float[Tensor, "vocab d"], bias: Float[Tensor, " vocab"] | None = None) -> None:
-        super().__init__(weight, bias)
-        self._ordered: tuple[tuple[int, int], Tensor] | None = None
-
     def __call__(self, rows: Tensor, first: int, out: Tensor) -> Iterator[Tensor]:
         weight, bias = self.tile(first, out.shape[1])
         if len(weight) < len(self.weight):
-            weight = self._in_order(weight, first)
+            weight = torch.ops.mkldnn._reorder_linear_weight(weight, ONEDNN_ROWS)
         for some in rows.split(ONEDNN_ROWS):
             yield torch.ops.mkldnn._linear_pointwise(some, weight, bias, "none", [], "")
-
-    def _in_order(self, weight: Tensor, first: int) -> Tensor:
-        key = (first, len(weight))
-        if self._ordered is None or self._ordered[0] != key:
-            self._ordered = None  # makes room for the next
-            self._ordered = (key, torch.ops.mkldnn._reorder_linear_weight(weight, ONEDNN_ROWS))
-        return self._ordered[1]
 
 
 def gather(
     blocks: Iterable[Float[Tensor, "some token"]], out: Float[Tensor, "row token"]
 ) -> Float[Tensor, "row token"]:
-    """What a product gives, in one piece: the room it was given."""
+    """What a product gives, in one piece; the first block may be there already."""
     start = 0
     for block in blocks:
-        if block is not out:
-            out[start : start + len(block)] = block
+        place = out[start : start + len(block)]
+        if block.data_ptr() != place.data_ptr():
+            place.copy_(block)
         start += len(block)
     return out
 
@@ -220,8 +217,10 @@ def _fastest(candidates: dict[str, Product], weight: Tensor, bias: Tensor | None
 
     def read(product: Product, slice_bytes: int, whole: bool) -> float:
         started = time.perf_counter()
-        blocks = product(hidden, 0, out)
-        started = started if whole else time.perf_counter()
+        blocks: Iterable[Tensor] = product(hidden, 0, out)
+        if not whole:
+            blocks = list(blocks)
+            started = time.perf_counter()
         Reduction(Search(rows, USUAL_K, width), None, scratch[slice_bytes], in_bits=bias is None).add(blocks)
         return time.perf_counter() - started
 

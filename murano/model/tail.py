@@ -162,10 +162,10 @@ class ShortPath:
         self,
         hidden: Float[Tensor, "row d"],
         first: int,
-        out: Float[Tensor, "row token"],
+        out: Float[Tensor, "most token"],
         product: Product | None = None,
     ) -> Iterable[Float[Tensor, "some token"]]:
-        """Logits of the tokens from ``first`` on, as many as ``out`` has room for, in blocks of rows."""
+        """Logits of the tokens from ``first`` on, as many as ``out`` has room for, in blocks of rows; see :class:`Product`."""
         weight = self.weight
         assert weight is not None
         return (product or TorchProduct(weight, self.bias))(hidden.to(weight.device), first, out)
