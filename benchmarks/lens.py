@@ -226,6 +226,8 @@ def draw(data: dict[str, Any], file: Path) -> None:
             axis.margins(x=0.15)
             axis.tick_params(labelsize=7)
             axis.spines[["top", "right"]].set_visible(False)
+        if not any(peaks):  # memory was not measured
+            right.set_axis_off()
     axes[-1][0].set_xlabel("seconds (median)", fontsize=8)
     axes[-1][1].set_xlabel("peak memory above the loaded model, MB", fontsize=8)
     figure.savefig(file, dpi=130)
