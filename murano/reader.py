@@ -21,6 +21,7 @@ from murano.model.tail import ShortPath
 from murano.readout.reduce import RowStats, reduce_rows, slice_rows
 from murano.readout.request import check_whole
 from murano.readout.stats import log_softmax
+from murano.room import give_back
 from murano.tiles import FEWEST_ROWS, Tiles, plan, turns, whole_panels
 
 logger = logging.getLogger(__name__)
@@ -198,6 +199,8 @@ class Reader:
                 ending=ending,
                 mid=self.mid,
             )
+        if self.model.device.type == "cpu":
+            give_back()  # rows that wait lie between blocks that the forward has freed: what is around them would stay
         self.flush(whole_chunks=True)
         if self.divergences:
             self._compare(final[1], cell)
