@@ -96,7 +96,7 @@ class EngineReader:
             self.model.call("murano_feed", pack({"rows": rows[:, cell]}))
             self._put(cell, self.model.answer())
 
-    def flush(self, *, whole_chunks: bool) -> None:
+    def flush(self) -> None:
         """Nothing waits here."""
 
     def _asking(self, cell: Int[Tensor, " cell"], table: Tensor | None) -> Any:

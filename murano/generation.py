@@ -119,7 +119,7 @@ def follow_generation(
             raise LensInterrupted(
                 f"The generation was stopped after {done} of {len(encoded)} prompts; nothing was kept."
             ) from None
-    run.reader.flush(whole_chunks=False)
+    run.reader.flush()
     run.check(read.index(last))
 
     notes += [*run.tables.odd.values(), *_stop_notes(run, sampling)]

@@ -304,16 +304,20 @@ def read_all(
                     batch = todo.pop(0)
                     try:
                         reader.read(batch, cells)
-                    except torch.cuda.OutOfMemoryError:
+                    except torch.cuda.OutOfMemoryError as error:
                         if len(batch.prompts) == 1:
-                            raise
+                            raise torch.cuda.OutOfMemoryError(
+                                f"The device has no room for prompt {batch.prompts[0]} alone, of {batch.lengths[0]} tokens "
+                                f"(read {done} of {len(good)}). A dtype of fewer bytes, a smaller max_chunk_bytes or a shorter "
+                                f"prompt takes less: {error}"
+                            ) from error
                         todo[:0] = _halves(batch, encoded)
                         continue
                     done += len(batch.prompts)
                     progress.update(len(batch.prompts))
                 # Rows of one section never share a chunk with the next one's: so a resumed lens computes the same products.
                 if checkpoint is not None or index == len(sections) - 1:
-                    reader.flush(whole_chunks=False)
+                    reader.flush()
                 if checkpoint is not None:
                     checkpoint.save(index + 1)
                     saved = done

@@ -21,8 +21,8 @@ from murano.model.tail import ShortPath
 from murano.readout.reduce import RowStats, reduce_rows, slice_rows
 from murano.readout.request import check_whole
 from murano.readout.stats import log_softmax
-from murano.room import give_back
 from murano.tiles import FEWEST_ROWS, Tiles, plan, turns, whole_panels
+from murano.waiting import Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -141,6 +141,7 @@ class Reader:
             )
         self.tokens = tokens if tokens is not None and tokens.shape[-1] else None
         self.divergences = tuple(divergences)
+        #: Rows of one forward that can't be read before it has ended, and their layers in the tables.
         self.held: list[tuple[int, Tensor]] = []
         self.whole = self.chunk = whole_panels(max_chunk_bytes // row_bytes)
         width, tiles = row.shape[1], None
@@ -152,8 +153,8 @@ class Reader:
             self.chunk = rows * turns(tables.top_ids.shape[-1])
         self.buffer = row
         self.scratch: Tensor | None = None
-        self.waiting: list[tuple[Tensor, Tensor]] = []
         self.apart = apart
+        self.waiting = Waiting(min(self.chunk, max(1, tables.entropy.numel())), row.device)
         # Timing the products costs as much as a few chunks: not worth it for a few chunks.
         few = tables.entropy.numel() < WORTH_TIMING
         chosen = model.product(rows, "tiles" if product == "auto" and few else product, width)
@@ -168,22 +169,21 @@ class Reader:
         row, position, cell = cells.of_batch(batch)
         logger.info("Forward of %d prompts × %d tokens, read at %d places", *batch.ids.shape, len(self.addresses))
         final: list[Tensor] = []
+        # A replayed tail can't run inside the forward that is being read, and divergences need the last layer.
+        inside = self.tail.name == "short" and not self.divergences
+        self.held = []
 
         def on_stream(address: Address, stream: Float[Tensor, "batch position d_model"]) -> None:
             place = (row.to(stream.device), position.to(stream.device))
             if address in self.sources:
-                # A replayed forward can't run inside the forward that is being read: there rows wait until it has ended.
-                inside = self.tail.name == "short"
-                step = self.chunk if inside and not self.divergences else max(1, len(cell))
+                step = self.chunk if inside else max(1, len(cell))
                 # Of a long prompt's rows few at a time are copied.
                 rows = stream[place] if len(cell) <= step else None
                 self._note_odd(address, *((stream, place) if rows is None else (rows,)))
                 for start in range(0, len(cell), step):
                     part = slice(start, start + step)
                     some = stream[place[0][part], place[1][part]] if rows is None else rows
-                    self._take(address, some, cell[part])
-                    if inside:
-                        self.flush(whole_chunks=True)
+                    self._take(address, some, cell[part], later=not inside)
             if address == self.last:
                 final.append(stream[:1, batch.lengths[0] - 1])
                 if self.divergences:
@@ -199,11 +199,10 @@ class Reader:
                 ending=ending,
                 mid=self.mid,
             )
-        if self.model.device.type == "cpu":
-            give_back()  # rows that wait lie between blocks that the forward has freed: what is around them would stay
-        self.flush(whole_chunks=True)
         if self.divergences:
             self._compare(final[1], cell)
+        while self.held:
+            self._gather(*self.held.pop(0), cell)
         assert logits is not None
         self._check(final[0], logits[:1, -1], batch)
 
@@ -216,10 +215,15 @@ class Reader:
         """
         for address, of_layer in rows.items():
             self._note_odd(address, of_layer)
-            self._take(address, of_layer, cell)
-        self.flush(whole_chunks=True)
+            self._take(address, of_layer, cell, later=bool(self.divergences))
         if self.divergences:
             self._compare(rows[self.last], cell)
+
+    def keep_rows(self, rows: Mapping[Address, Float[Tensor, "row d_model"]], cell: Int[Tensor, " row"]) -> None:
+        """Keep the residuals of rows that a forward has handed out, and read nothing of them."""
+        for address, of_layer in rows.items():
+            self._note_odd(address, of_layer)
+            self._keep(address, of_layer, cell)
 
     def read_residuals(self, rows: Float[Tensor, "layer cell d_model"], there: Bool[Tensor, " cell"]) -> None:
         """Reduce residuals that were kept, without a forward.
@@ -232,48 +236,44 @@ class Reader:
             InputError: divergences without the last layer's residuals.
         """
         cell = there.nonzero().flatten()
-        for address, of_layer in zip(self.sources, rows, strict=True):
-            if address in self.sources[: self.sources.index(address)]:
-                continue  # named twice: as a layer and as what is read after it
-            self._note_odd(address, of_layer[cell])
-            self._take(address, of_layer[cell], cell)
-            self.flush(whole_chunks=True)
+        if self.divergences and self.last not in self.sources:
+            raise InputError(f"Divergences need the last layer, {self.last}, which was not kept.")
+        # The same source may be named twice: as a layer and as what is read after it.
+        for source, of_layer in dict(zip(self.sources, rows, strict=True)).items():
+            self._note_odd(source, of_layer[cell])
+            self._take(source, of_layer[cell], cell, later=bool(self.divergences))
         if self.divergences:
-            if self.last not in self.sources:
-                raise InputError(f"Divergences need the last layer, {self.last}, which was not kept.")
             self._compare(rows[self.sources.index(self.last), cell], cell)
-        self.flush(whole_chunks=False)
+        self.flush()
 
-    def _take(self, source: Address, rows: Float[Tensor, "row d_model"], cell: Int[Tensor, " row"]) -> None:
-        n_cells = self.tables.entropy.shape[1]
-        for layer, own in enumerate(self.sources):
-            if own == source:
-                if self.divergences:  # they wait for the last layer
-                    self.held.append((layer, rows))
-                else:
-                    self.waiting.append((rows, layer * n_cells + cell))
-                if self.tables.residuals is not None:
-                    self.tables.residuals[layer, cell] = rows.to("cpu", self.tables.residuals.dtype)
+    def _take(
+        self, source: Address, rows: Float[Tensor, "row d_model"], cell: Int[Tensor, " row"], *, later: bool
+    ) -> None:
+        for layer in self._keep(source, rows, cell):
+            if later:
+                self.held.append((layer, rows))
+            else:
+                self._gather(layer, rows, cell)
 
-    def flush(self, *, whole_chunks: bool) -> None:
-        """Project and reduce the rows that wait.
+    def _keep(self, source: Address, rows: Float[Tensor, "row d_model"], cell: Int[Tensor, " row"]) -> list[int]:
+        """Keep a source's residuals where that was asked for, and say which layers of the tables read it."""
+        layers = [layer for layer, own in enumerate(self.sources) if own == source]
+        if self.tables.residuals is not None:
+            for layer in layers:
+                self.tables.residuals[layer, cell] = rows.to("cpu", self.tables.residuals.dtype)
+        return layers
 
-        Args:
-            whole_chunks: leave what does not fill a chunk for later.
-        """
-        whole_chunks = whole_chunks and not self.apart
-        while self.waiting and (not whole_chunks or sum(len(rows) for rows, _ in self.waiting) >= self.chunk):
-            rows: list[Tensor] = []
-            room, places = self.chunk, []
-            while self.waiting and room and not (self.apart and rows):
-                waiting, place = self.waiting.pop(0)
-                if len(waiting) > room:
-                    self.waiting.insert(0, (waiting[room:], place[room:]))
-                    waiting, place = waiting[:room], place[:room]
-                rows.append(waiting.to(self.buffer.device))
-                places.append(place)
-                room -= len(waiting)
-            self._read(torch.cat(rows) if len(rows) > 1 else rows[0], torch.cat(places))
+    def _gather(self, layer: int, rows: Float[Tensor, "row d_model"], cell: Int[Tensor, " row"]) -> None:
+        """Read the chunks that rows of a layer fill; what is left of them waits."""
+        for chunk in self.waiting.add(rows, layer * self.tables.entropy.shape[1] + cell):
+            self._read(*chunk)
+        if self.apart:
+            self.flush()
+
+    def flush(self) -> None:
+        """Read the rows that wait."""
+        for chunk in self.waiting.rest():
+            self._read(*chunk)
 
     def _compare(self, final: Float[Tensor, "cell d_model"], cell: Int[Tensor, " cell"]) -> None:
         """Reduce the rows that were held, each beside the last layer's distribution in the same cell."""

@@ -105,9 +105,7 @@ class LensWorker:
             if about["late"]:
                 self.murano_late.append((rows, cells))
                 return
-            reader.read_rows(rows, cells)
-            if about["bare"]:
-                reader.waiting.clear()
+            (reader.keep_rows if about["bare"] else reader.read_rows)(rows, cells)
 
         if "cells" in tensors:
             model.listen(tensors["cells"], list(dict.fromkeys(reader.sources)), on_rows, self._murano_check)
@@ -144,7 +142,7 @@ class LensWorker:
             reader.tokens = unpack(tokens)[0]["tokens"]
         for rows, cells in self.murano_late:
             reader.read_rows(rows, cells)
-        reader.flush(whole_chunks=False)
+        reader.flush()
         self.murano_reader, self.murano_late = None, []
         if self.rank != 0:
             return b""
