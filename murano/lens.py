@@ -81,7 +81,7 @@ def logit_lens(
             of the targets and foils that they carry are read in every cell.
         layers: ``"all"``, ``"last"``, an int, a range or slice, an address or a list of these, in the order wanted; negative ints
             count from the last layer, ``"embeddings"`` is the row before block 0. A string may hold several: ``"embeddings,0-5"``.
-        positions: ``"all"``, ``"last"``, or token indices; negative ones count from each prompt's end.
+        positions: ``"all"``, ``"last"``, or token indices, ``"0-2"`` and ``"-3:"`` too; negative ones count from each prompt's end.
         top_k: how many tokens to keep of each distribution.
         stats: further statistics of each cell, kept in ``lens.stats``: ``"max_prob"``, ``"margin"``, ``"kl"`` and ``"js"`` from the last
             layer, ``"surprisal"`` and ``"next_rank"`` of the token that follows in the prompt (see :mod:`murano.readout.stats`).
@@ -109,7 +109,9 @@ def logit_lens(
     """
     check_model(model, "logit_lens")
     bad: dict[int, str] = {}
-    batch_of_prompts = as_prompts(prompts, bad=bad if on_error == "skip" else None)
+    batch_of_prompts = as_prompts(prompts, bad=bad)
+    if bad and on_error != "skip":
+        raise InputError(bad[min(bad)] + _skip_hint(batch_of_prompts))
     model.check_layers(parse_layers(layers))
     wanted_positions = parse_positions(positions)
     check_top_k(top_k)
@@ -375,13 +377,17 @@ def _encode(
         if wrong:
             bad[index] = f"Prompt {index} {wrong}: {str(prompt)[:60]!r}."
             if on_error == "raise":
-                raise InputError(bad[index] + ("" if len(prompts) == 1 else " With on_error='skip' it is left out."))
+                raise InputError(bad[index] + _skip_hint(prompts))
             of = {"targets": [], "foils": []}
         encoded.append(ids)
         answers.append(of)
     if len(bad) == len(prompts):
         raise InputError(f"Every prompt was left out. {bad[0]}")
     return encoded, answers, dict(sorted(bad.items()))
+
+
+def _skip_hint(prompts: PromptBatch) -> str:
+    return "" if len(prompts) == 1 else " With on_error='skip' it is left out."
 
 
 def _summary(left_out: Mapping[int, str], n_prompts: int) -> list[str]:

@@ -196,6 +196,14 @@ def _is_chat(item: Any) -> bool:
     return isinstance(item, Sequence) and len(item) > 0 and all(isinstance(m, Mapping) and "role" in m for m in item)
 
 
+def _blank(text: str, index: int) -> InputError:
+    if not text:
+        return InputError(f"Prompt {index} is empty: ''.")
+    return InputError(
+        f"Prompt {index} holds only whitespace: {text!r:.80}. If that is meant, give its token ids: [[id, …]]."
+    )
+
+
 def _as_prompt(item: Any, index: int, chat: bool) -> Prompt:
     if isinstance(item, Prompt):
         if not isinstance(item.text, str):
@@ -203,11 +211,11 @@ def _as_prompt(item: Any, index: int, chat: bool) -> Prompt:
                 f"Prompt {index} has text={item.text!r:.80}, which is no string. Token ids go into token_ids, a chat into messages."
             )
         if not (item.text.strip() or item.messages or item.token_ids):
-            raise InputError(f"Prompt {index} {'holds only whitespace' if item.text else 'is empty'}.")
+            raise _blank(item.text, index)
         return item
     if isinstance(item, str):
         if not item.strip():
-            raise InputError(f"Prompt {index} {'holds only whitespace' if item else 'is empty'}: {item!r:.80}.")
+            raise _blank(item, index)
         if not _is_text(item):
             raise InputError(f"Prompt {index} is not UTF-8 text: {item!r:.80}.")
         return Prompt(messages=({"role": "user", "content": item},)) if chat else Prompt(text=item)

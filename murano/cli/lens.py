@@ -46,7 +46,7 @@ def add_to(commands: Any) -> None:
     what.add_argument(
         "--positions",
         metavar="POSITIONS",
-        help="all, last, or a list of token indices such as 0,-1 (default: last; plots and saved runs have all)",
+        help="all, last, or a list of token indices such as 0,-1, 0-2 (2 included) or -3: (default: last; plots and saved runs have all)",
     )
     for kind, help_text in (("target", "the answer"), ("foil", "what the target is compared with")):
         what.add_argument(

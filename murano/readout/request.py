@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from murano.address import Address, is_one, lens_address
 from murano.errors import InputError, nearest
-from murano.readout.ranges import split_layers
+from murano.readout.ranges import split_ranges
 
 #: What layers may be besides addresses.
 FURTHER_FORMS = (
@@ -34,7 +33,7 @@ def parse_layers(layers: Any, n_layers: int | None = None) -> tuple[Address, ...
         raise InputError(
             f"layers={layers!r} is neither 'all' nor a layer nor a list of layers. {FURTHER_FORMS}"
         ) from None
-    parts = [part for item in items for part in (split_layers(item) if isinstance(item, str) else [item])]
+    parts = [part for item in items for part in (split_ranges(item) if isinstance(item, str) else [item])]
     found = [address for part in parts for address in _addresses(part, n_layers)]
     twice = [a for i, a in enumerate(found) if a in found[:i]]
     if twice:
@@ -68,34 +67,59 @@ def parse_positions(positions: Any) -> tuple[int, ...] | None:
     """The positions that are read of each prompt; ``None`` for all of them.
 
     Args:
-        positions: ``"all"``, ``"last"``, an int, a list or range of ints, or these as they are typed, ``"0,-1"``; negative ones
-            count from a prompt's end.
+        positions: ``"all"``, ``"last"``, an int, a list, range or slice of ints, or these as they are typed, ``"0,-1"``, ``"0-2"``
+            (2 included), ``"-3:"``; negative ones count from a prompt's end.
 
     Raises:
-        InputError: anything else, no position at all, or one named twice.
+        InputError: anything else, no position at all, one named twice, or a slice that is of another length in each prompt.
     """
-    if isinstance(positions, str):
-        if positions in ("all", "last"):
-            return None if positions == "all" else (-1,)
-        if re.fullmatch(r"\s*-?\d+\s*(,\s*-?\d+\s*)*", positions):
-            return parse_positions([int(part) for part in positions.split(",")])
-        raise InputError(f"positions={positions!r} is unknown. Use 'all', 'last', or token indices such as [0, -1].")
+    unknown = InputError(
+        f"positions={positions!r} is unknown. Use 'all', 'last', or token indices such as [0, -1], '0-2' or '-3:'."
+    )
+    if isinstance(positions, str) and positions == "all":
+        return None
     if hasattr(positions, "tolist"):  # an array or a tensor
         positions = positions.tolist()
     if isinstance(positions, bool):
-        raise InputError(f"positions={positions!r} is unknown. Use 'all', 'last', or token indices such as [0, -1].")
+        raise unknown
+    if isinstance(positions, str):
+        parts: Iterable[Any] = split_ranges(positions, "positions")
+    else:
+        parts = [positions] if isinstance(positions, slice) or hasattr(positions, "__index__") else positions
+    found: list[int] = []
     try:
-        found = (positions.__index__(),) if hasattr(positions, "__index__") else tuple(p.__index__() for p in positions)
+        for part in parts:
+            found += (
+                _in_slice(part, positions)
+                if isinstance(part, slice)
+                else part
+                if isinstance(part, range)
+                else [part.__index__()]
+            )
     except (TypeError, AttributeError):
-        raise InputError(
-            f"positions={positions!r} is unknown. Use 'all', 'last', or token indices such as [0, -1]."
-        ) from None
+        raise unknown from None
     if not found:
         raise InputError("positions is empty: use 'all', 'last', or token indices such as [0, -1].")
     twice = [p for i, p in enumerate(found) if p in found[:i]]
     if twice:
         raise InputError(f"Position {twice[0]} is named twice in positions={positions!r}.")
-    return found
+    return tuple(found)
+
+
+def _in_slice(part: slice, positions: Any) -> range:
+    """The positions of a slice that has as many in every prompt: both ends are counted from the same end of it."""
+    start, stop, step = part.start, part.stop, 1 if part.step is None else part.step.__index__()
+    if start is None and stop is not None and stop.__index__() >= 0:
+        start = 0
+    from_end = start is not None and start.__index__() < 0
+    if stop is None and from_end:
+        stop = 0
+    elif start is None or stop is None or step < 1 or (stop.__index__() < 0) != from_end:
+        raise InputError(
+            f"positions={positions!r}: {part} takes another number of positions in each prompt. Use 'all', or a slice with both ends "
+            "counted from one end of the prompt, such as slice(0, 3) or slice(-3, None)."
+        )
+    return range(start.__index__(), stop.__index__(), step)
 
 
 def check_model(model: Any, what: str) -> None:

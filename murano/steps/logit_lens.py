@@ -18,7 +18,7 @@ class LogitLens(Step):
         model: a :class:`~murano.MuranoModel`.
         layers: ``"all"``, ``"last"``, an int, a range or slice, an address or a list of these, in the order wanted; negative ints
             count from the last layer, ``"embeddings"`` is the row before block 0. A string may hold several: ``"embeddings,0-5"``.
-        positions: ``"all"``, ``"last"``, or token indices; negative ones count from each prompt's end.
+        positions: ``"all"``, ``"last"``, or token indices, ``"0-2"`` and ``"-3:"`` too; negative ones count from each prompt's end.
         top_k: how many tokens to keep of each distribution.
         stats: further statistics of each cell: ``"max_prob"``, ``"margin"``, ``"kl"``, ``"js"``, ``"surprisal"``, ``"next_rank"``.
         target_mode: how targets of several tokens are read: ``"first"``, ``"single"`` or ``"sequence"``.

@@ -288,7 +288,7 @@ def test_what_is_no_prompt_is_left_out_on_request() -> None:
         "Prompt 3 is a NoneType: ",
         "Prompt 4 holds only whit",
         "Prompt 5 is a bytes: b'a",
-        "Prompt 6 is empty.",
+        "Prompt 6 is empty: ''.",
     ]
     assert lens.lengths.tolist() == [2, 0, 0, 0, 0, 0, 0, 1]
     alone = logit_lens(model, [[20, 21], [30]])

@@ -61,6 +61,8 @@ def refuse(error: type[MuranoError], message: str, call: Any) -> None:
 )
 def test_prompts(model: MuranoModel, prompts: Any, message: str) -> None:
     refuse(InputError, message, lambda: logit_lens(model, prompts))
+    if len(prompts) > 1:
+        refuse(InputError, ". With on_error='skip' it is left out.", lambda: logit_lens(model, prompts))
     refuse(InputError, message, lambda: model.capture(prompts, 0))
     refuse(InputError, message, lambda: Pipeline([LoadPrompts(prompts), LogitLens(model)]).run())
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from murano.errors import InputError
-from murano.readout.ranges import split_layers
+from murano.readout.ranges import split_ranges
 from murano.readout.request import parse_layers, parse_positions
 
 
@@ -30,7 +30,7 @@ from murano.readout.request import parse_layers, parse_positions
     ],
 )
 def test_parts_of_a_string(text: str, parts: list[Any]) -> None:
-    assert split_layers(text) == parts
+    assert split_ranges(text) == parts
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_layers(layers: Any, named: str) -> None:
         ),
         ("", "'' is not a layer"),
         ("0,,1", "'' is not a layer"),
-        ("5-2", "layers='5-2' is empty: write the smaller layer first, '2-5'."),
+        ("5-2", "layers='5-2' is empty: write the smaller number first, '2-5'."),
         ("4:4", "layers='4:4' is empty"),
         ("0:4:0", "layers='0:4:0': the step of a slice can't be 0."),
         ("3!", "'3!' is not a layer or an address"),
@@ -102,6 +102,7 @@ def test_positions() -> None:
     assert parse_positions("0, -1") == parse_positions([0, -1]) == (0, -1)
     assert parse_positions("3") == parse_positions(3) == (3,)
     assert parse_positions(range(2)) == (0, 1)
+    assert parse_positions("0-2, -1") == (0, 1, 2, -1)
     for positions in ("first", "0,,1", "", "1.5"):
         with pytest.raises(
             InputError, match=f"positions='{positions}' is unknown. Use 'all', 'last', or token indices"
@@ -112,4 +113,25 @@ def test_positions() -> None:
 @pytest.mark.parametrize(("positions", "named"), [([0, 0], 0), ((1, -1, 2, -1), -1), ("3,3", 3)])
 def test_a_position_named_twice(positions: Any, named: int) -> None:
     with pytest.raises(InputError, match=f"Position {named} is named twice in positions="):
+        parse_positions(positions)
+
+
+@pytest.mark.parametrize("positions", ["-3:", "-3:-1", ":4", "0:2", "1:6:2", "-6:-1:3"])
+def test_a_slice_of_positions_is_pythons_own(positions: str) -> None:
+    start, stop, step = ([int(n) if n else None for n in positions.split(":")] + [None])[:3]
+    for given in (positions, slice(start, stop, step), [slice(start, stop, step)]):
+        found = parse_positions(given)
+        assert found is not None
+        for length in (6, 9):
+            tokens = list(range(length))
+            assert [tokens[p] for p in found] == tokens[start:stop:step]
+
+
+@pytest.mark.parametrize(
+    "positions", [":", "2:", "1:-1", "-1:2", "::2", ":-1", slice(None), slice(4, 0, -1), slice(3, None)]
+)
+def test_a_slice_that_differs_from_prompt_to_prompt(positions: Any) -> None:
+    with pytest.raises(
+        InputError, match=r"another number of positions in each prompt.*slice\(0, 3\) or slice\(-3, None\)"
+    ):
         parse_positions(positions)
