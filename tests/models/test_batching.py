@@ -296,7 +296,7 @@ def test_what_is_no_prompt_is_left_out_on_request() -> None:
     again = reread(lens, model, targets=[5, *[None] * 6, 6])
     assert torch.equal(again.top_ids, lens.top_ids)
     assert again.notes == lens.notes
-    with pytest.raises(InputError, match="^Prompt 1 is empty: ..[.]$"):
+    with pytest.raises(InputError, match="^Prompt 1 is empty: ..[.] With on_error='skip' it is left out[.]$"):
         logit_lens(model, prompts)
     assert lens.prompts is not None
     with pytest.raises(InputError, match="^Prompt 1 can't be read .it is empty.*on_error='skip' it is left out"):
