@@ -76,6 +76,29 @@ def test_the_fastest_accurate_product_is_chosen(
     assert set(chosen.errors) == {"tiles", *set(libraries) - {"torch"}}
 
 
+def test_what_is_done_once_for_a_tile_is_shared_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packing a tile takes longer here than one block gains, as it does for oneDNN, but not longer than two do."""
+    firsts: list[int] = []
+
+    def make(packing: float, multiplying: float) -> Any:
+        def multiply(rows: Tensor, first: int, out: Tensor) -> Iterable[Tensor]:
+            firsts.append(first)
+            time.sleep(packing)
+            for block in TorchProduct(weight_of())(rows, first, out):
+                time.sleep(multiplying)
+                yield block
+
+        return multiply
+
+    own, other = make(0.0, 0.05), make(0.06, 0.01)
+    monkeypatch.setattr(product, "TorchProduct", lambda weight, bias=None: own)
+    monkeypatch.setattr(product, "_others", lambda weight, bias: {"onednn": other})
+    assert choose(weight_of(), None, 64, 100).name == "onednn"
+    assert firsts[:2] == [0, 0]  # where errors are looked at
+    assert firsts[2:] == [(0, 100, 200)[turn % 3] for turn in range(len(firsts) - 2)]  # none of them in cache
+    assert choose(weight_of(), None, 64, 300).name == "torch"  # whole rows come one block at a time
+
+
 def test_a_product_that_can_not_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="product='onedn' is unknown. Did you mean 'onednn'"):
         choose(weight_of(), None, 4, 300, "onedn")
