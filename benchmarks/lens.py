@@ -171,7 +171,7 @@ def table_of(data: dict[str, Any]) -> str:
         header = ["", "seconds", "min – max", "× bare product", "× plain forward", "peak MB", "kept MB"]
         text = f"{title}\n\n{common.markdown_table(header, rows)}\n\n"
         counts = sorted({len(row["seconds"]) for row in case["rows"].values()})
-        text += f"Median of {' to '.join(map(str, counts))} round{'s' if counts[-1] > 1 else ''}."
+        text += f"Median of {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} round{'s' if counts[-1] > 1 else ''}."
         for name, error in case["failed"].items():
             text += f" Not measured: {name} ({' … '.join([error.splitlines()[0], *error.splitlines()[-1:]]):.200})."
         parts.append(text)
